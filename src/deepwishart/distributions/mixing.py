@@ -1,0 +1,70 @@
+"""The matrix A that mixes the rows of a Bartlett factor: triangular in Wishart and GW, any in A-GW and AB-GW."""
+
+import torch
+from torch import Tensor
+
+from deepwishart.linalg import half_logdet, log_abs_det
+
+__all__ = ["GeneralRows", "TriangularRows"]
+
+
+class TriangularRows:
+    """A = L, lower triangular with a positive diagonal.
+
+    Args:
+        matrix: L, shape ``(*batch, P, P)``.
+        inverse: L⁻¹ if it is known; solves then become matrix products.
+    """
+
+    def __init__(self, matrix: Tensor, inverse: Tensor | None = None) -> None:
+        self.matrix = matrix
+        self.inverse = inverse
+
+    @property
+    def logabsdet(self) -> Tensor:
+        return half_logdet(self.matrix)
+
+    def whiten(self, rhs: Tensor) -> Tensor:
+        """L⁻¹ rhs."""
+        if self.inverse is not None:
+            return self.inverse @ rhs
+        return torch.linalg.solve_triangular(self.matrix, rhs, upper=False)
+
+    def unmix(self, phi: Tensor) -> Tensor:
+        """Λ, lower trapezoidal with a positive diagonal, such that L Λ = Φ."""
+        return self.whiten(phi)
+
+    def half_logdet_leading(self, F: Tensor) -> Tensor:
+        """log|det F_{:r,:r}| of F = L T B, which is lower trapezoidal as T is."""
+        return F.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+
+
+class GeneralRows:
+    """A, any invertible matrix.
+
+    Args:
+        matrix: A, shape ``(*batch, P, P)``.
+        logabsdet: log|det A|, shape ``(*batch)``, if it is known; else an LU factorisation finds it.
+    """
+
+    def __init__(self, matrix: Tensor, logabsdet: Tensor | None = None) -> None:
+        self.matrix = matrix
+        self._logabsdet = logabsdet
+
+    @property
+    def logabsdet(self) -> Tensor:
+        return log_abs_det(self.matrix) if self._logabsdet is None else self._logabsdet
+
+    def unmix(self, phi: Tensor) -> Tensor:
+        """Λ, lower trapezoidal with a positive diagonal, such that A Λ Λᵀ Aᵀ = Φ Φᵀ.
+
+        Λ is A⁻¹Φ up to a rotation from the right, which a QR factorisation removes. Unlike a Cholesky factor of
+        A⁻¹ G A⁻ᵀ this meets the condition number of A once, not squared.
+        """
+        _, R = torch.linalg.qr(torch.linalg.solve(self.matrix, phi).mT)
+        signs = R.diagonal(dim1=-2, dim2=-1).sign()
+        return (signs[..., :, None] * R).mT
+
+    def half_logdet_leading(self, F: Tensor) -> Tensor:
+        """log|det F_{:r,:r}| of F = A T B: one LU factorisation of size r."""
+        return log_abs_det(F[..., : F.shape[-1], :])

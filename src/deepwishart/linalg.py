@@ -1,0 +1,189 @@
+r"""Cholesky factors, their inverses and log-determinants: the only room where jitter exists.
+
+Jitter is relative. A matrix :math:`K` is factorised as
+
+.. math:: L L^\top = K + \varepsilon\,\bar k\, I, \qquad \bar k = \operatorname{tr}(K) / P,
+
+so that the same :math:`\varepsilon` serves a kernel of height 1e-3 and one of height 1e3. The default is the
+square root of the dtype's machine epsilon (1.5e-8 in float64, 3.5e-4 in float32). Rounding in a conditional
+variance :math:`k_{tt} - \lVert L^{-1} k_{it} \rVert^2` is of the order of epsilon times the condition number,
+that is of ``epsilon / jitter``: at the square root it has come down to the size of the jitter itself.
+
+There are two forms. :func:`cholesky` never looks at its result, hence never synchronises a device, and marks
+what it could not factorise with NaN. :func:`checked_cholesky` escalates the jitter of the elements that need
+it and raises :class:`FactorizationError` when that does not help.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Cholesky",
+    "FactorizationError",
+    "checked_cholesky",
+    "cholesky",
+    "default_jitter",
+    "half_logdet",
+    "inverse_tril",
+    "log_abs_det",
+    "thin_cholesky",
+]
+
+_ESCALATION = 10.0
+_LARGEST_JITTER = 0.1
+
+
+class FactorizationError(torch.linalg.LinAlgError):
+    """A matrix has no Cholesky factor, even with the largest jitter tried."""
+
+
+class Cholesky(NamedTuple):
+    """A lower Cholesky factor with its inverse, so that every later solve is a matrix product.
+
+    Attributes:
+        tril: The factor ``L``, shape ``(*batch, P, P)``.
+        tril_inverse: Its inverse, lower triangular, same shape.
+        jitter: What was added to the diagonal (absolute), shape ``(*batch)``. A kernel with jitter is a kernel
+            plus white noise, so the caller adds the same amount to the variances of its other points.
+    """
+
+    tril: Tensor
+    tril_inverse: Tensor
+    jitter: Tensor
+
+    @property
+    def half_logdet(self) -> Tensor:
+        """Half the log-determinant of the factorised matrix, shape ``(*batch)``."""
+        return half_logdet(self.tril)
+
+    def whiten(self, rhs: Tensor) -> Tensor:
+        """``L⁻¹ rhs``."""
+        return self.tril_inverse @ rhs
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """``(L Lᵀ)⁻¹ rhs``."""
+        return self.tril_inverse.mT @ (self.tril_inverse @ rhs)
+
+
+def default_jitter(dtype: torch.dtype) -> float:
+    """The relative jitter used where none is given: the square root of the dtype's epsilon."""
+    return float(torch.finfo(dtype).eps) ** 0.5
+
+
+def cholesky(matrix: Tensor, jitter: Tensor | float | None = None) -> Cholesky:
+    """Factorise without looking at the result: no device synchronisation, no error.
+
+    Args:
+        matrix: Symmetric, shape ``(*batch, P, P)``.
+        jitter: Relative to the mean diagonal; a number or a tensor that broadcasts to ``(*batch)``.
+            ``None`` takes :func:`default_jitter`.
+
+    Returns:
+        The factor. Elements without one are NaN throughout, so that the failure reaches the loss and nothing
+        that looks like a number can be mistaken for a result.
+    """
+    if jitter is None:
+        jitter = default_jitter(matrix.dtype)
+    absolute = jitter * matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    tril, info = torch.linalg.cholesky_ex(_add_to_diagonal(matrix, absolute), check_errors=False)
+    tril = tril.masked_fill((info != 0)[..., None, None], torch.nan)
+    return Cholesky(tril, inverse_tril(tril), absolute)
+
+
+def checked_cholesky(matrix: Tensor, jitter: float | None = None, *, name: str = "matrix") -> Cholesky:
+    """Factorise, raising the jitter tenfold at a time for those batch elements that need it.
+
+    Args:
+        matrix: Symmetric, shape ``(*batch, P, P)``.
+        jitter: Where to start, relative to the mean diagonal. ``None`` takes :func:`default_jitter`.
+        name: What the matrix is, for the error message: ``"kernel of layer 3"``.
+
+    Raises:
+        FactorizationError: If an element is not finite, or has no factor at a relative jitter of 0.1.
+    """
+    start = default_jitter(matrix.dtype) if jitter is None else jitter
+    relative = _escalate(matrix.detach(), start, name)
+    return cholesky(matrix, relative)
+
+
+def half_logdet(tril: Tensor) -> Tensor:
+    """Half of ``log|L Lᵀ|``: the sum of the log-diagonal of a triangular factor."""
+    return tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def inverse_tril(tril: Tensor) -> Tensor:
+    """Inverse of a lower-triangular matrix."""
+    identity = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
+    return torch.linalg.solve_triangular(tril, identity.expand_as(tril), upper=False)
+
+
+def log_abs_det(matrix: Tensor) -> Tensor:
+    """``log|det|`` of a square matrix; −inf where it is singular. Unlike ``slogdet``, a CUDA graph can capture it."""
+    lu, _, _ = torch.linalg.lu_factor_ex(matrix, check_errors=False)
+    return lu.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+
+
+def thin_cholesky(gram: Tensor, rank: int) -> Tensor:
+    r"""The lower-trapezoidal :math:`\Phi` (P × rank) with :math:`\Phi\Phi^\top = G`, unchecked.
+
+    Reads the lower triangle of the first ``rank`` columns only: they determine a matrix of that rank.
+    """
+    leading, _ = torch.linalg.cholesky_ex(gram[..., :rank, :rank], check_errors=False)
+    if rank == gram.shape[-1]:
+        return leading
+    below = torch.linalg.solve_triangular(leading.mT, gram[..., rank:, :rank], upper=True, left=False)
+    return torch.cat([leading, below], dim=-2)
+
+
+def _add_to_diagonal(matrix: Tensor, amount: Tensor) -> Tensor:
+    shifted = matrix.diagonal(dim1=-2, dim2=-1) + amount[..., None]
+    return torch.diagonal_scatter(matrix, shifted, dim1=-2, dim2=-1)
+
+
+def _escalate(matrix: Tensor, start: float, name: str) -> Tensor:
+    """The smallest jitter of start, 10·start, … at which each batch element has a factor."""
+    _require_finite(matrix, name)
+    mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    relative = torch.full_like(mean_diagonal, start)
+    first = start if start > 0 else default_jitter(matrix.dtype)
+    while True:
+        _, info = torch.linalg.cholesky_ex(_add_to_diagonal(matrix, relative * mean_diagonal), check_errors=False)
+        failed = info != 0
+        if not failed.any():
+            return relative
+        raised = torch.where(relative > 0, relative * _ESCALATION, first)
+        if raised[failed].max() > _LARGEST_JITTER:
+            raise FactorizationError(_failure_message(matrix, failed, start, relative, name))
+        relative = torch.where(failed, raised, relative)
+
+
+def _require_finite(matrix: Tensor, name: str) -> None:
+    finite = matrix.isfinite().all(-1).all(-1)
+    if not finite.all():
+        index = (~finite).nonzero()[0].tolist()
+        raise FactorizationError(
+            f"The {name} ({_size(matrix)}) has non-finite entries{_at(index)}. No jitter can mend that: look for "
+            f"NaN or infinity in the inputs, or for a lengthscale, height or learning rate that has run away."
+        )
+
+
+def _failure_message(matrix: Tensor, failed: Tensor, start: float, relative: Tensor, name: str) -> str:
+    index = failed.nonzero()[0].tolist()
+    smallest = torch.linalg.eigvalsh(matrix[tuple(index)])[0].item()
+    remedy = "use float64, " if matrix.dtype != torch.float64 else ""
+    return (
+        f"The {name} ({_size(matrix)}) has no Cholesky factor{_at(index)}: its smallest eigenvalue is "
+        f"{smallest:.3g}, and relative jitter from {start:.1e} to {relative[failed].max().item():.1e} did not help. "
+        f"To mend it, {remedy}remove duplicate rows, pass a larger jitter, or check that the matrix is symmetric "
+        f"with a positive diagonal."
+    )
+
+
+def _size(matrix: Tensor) -> str:
+    return f"shape {tuple(matrix.shape)}, {str(matrix.dtype).removeprefix('torch.')}"
+
+
+def _at(index: list[int]) -> str:
+    return f" at batch element {tuple(index)}" if index else ""
