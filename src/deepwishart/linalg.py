@@ -35,7 +35,7 @@ _ESCALATION = 10.0
 _LARGEST_JITTER = 0.1
 
 
-class FactorizationError(torch.linalg.LinAlgError):
+class FactorizationError(RuntimeError):
     """A matrix has no Cholesky factor, even with the largest jitter tried."""
 
 
@@ -125,16 +125,20 @@ def log_abs_det(matrix: Tensor) -> Tensor:
     return lu.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
 
 
-def thin_cholesky(gram: Tensor, rank: int) -> Tensor:
-    r"""The lower-trapezoidal :math:`\Phi` (P × rank) with :math:`\Phi\Phi^\top = G`, unchecked.
+def thin_cholesky(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    r"""The lower-trapezoidal :math:`\Phi` (P × rank) with :math:`\Phi\Phi^\top = G`.
 
     Reads the lower triangle of the first ``rank`` columns only: they determine a matrix of that rank.
+
+    Returns:
+        The factor, shape ``(*batch, P, rank)``, and whether the leading block was positive definite, shape
+        ``(*batch)``; where it was not, the factor means nothing.
     """
-    leading, _ = torch.linalg.cholesky_ex(gram[..., :rank, :rank], check_errors=False)
+    leading, info = torch.linalg.cholesky_ex(gram[..., :rank, :rank], check_errors=False)
     if rank == gram.shape[-1]:
-        return leading
+        return leading, info == 0
     below = torch.linalg.solve_triangular(leading.mT, gram[..., rank:, :rank], upper=True, left=False)
-    return torch.cat([leading, below], dim=-2)
+    return torch.cat([leading, below], dim=-2), info == 0
 
 
 def _add_to_diagonal(matrix: Tensor, amount: Tensor) -> Tensor:

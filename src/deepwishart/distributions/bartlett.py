@@ -17,8 +17,8 @@ class BartlettNoise(NamedTuple):
     """The noise behind one draw of T: data, not state, so a caller may keep it and use it again.
 
     Attributes:
-        gaussian: Standard normals, shape ``(*sample, *batch, P, r)``; only entries below the diagonal are used.
-        gamma: Noise of the ``r`` diagonal entries, shape ``(*sample, *batch, r)``.
+        gaussian: Standard normals, one for each entry below the diagonal, shape ``(*sample, *batch, entries)``.
+        gamma: Noise of the r diagonal entries, shape ``(*sample, *batch, r)``.
     """
 
     gaussian: Tensor
@@ -27,9 +27,23 @@ class BartlettNoise(NamedTuple):
     @classmethod
     def draw(cls, shape: torch.Size, like: Tensor, generator: torch.Generator | None = None) -> "BartlettNoise":
         """Draw noise for factors of shape ``(*sample, *batch, P, r)`` with the dtype and device of ``like``."""
-        gaussian = torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
-        gamma = GammaNoise.draw(shape[:-2] + shape[-1:], like.dtype, like.device, generator)
+        *leading, num_rows, rank = shape
+        entries = (*leading, _entries_below(num_rows, rank))
+        gaussian = torch.randn(entries, dtype=like.dtype, device=like.device, generator=generator)
+        gamma = GammaNoise.draw(torch.Size((*leading, rank)), like.dtype, like.device, generator)
         return cls(gaussian, gamma)
+
+    def below_diagonal(self, num_rows: int) -> Tensor:
+        """The normals in their places, shape ``(*sample, *batch, P, r)``, with zeros on and above the diagonal."""
+        *leading, rank = self.gamma.boost.shape
+        row, column = torch.tril_indices(num_rows, rank, offset=-1, device=self.gaussian.device)
+        place = (row * rank + column).expand_as(self.gaussian)
+        flat = self.gaussian.new_zeros((*leading, num_rows * rank)).scatter(-1, place, self.gaussian)
+        return flat.unflatten(-1, (num_rows, rank))
+
+
+def _entries_below(num_rows: int, rank: int) -> int:
+    return num_rows * rank - rank * (rank + 1) // 2
 
 
 class Bartlett:
@@ -56,7 +70,7 @@ class Bartlett:
         # Masked before any logarithm: a 0 in an ignored place must not become 0·∞ in a gradient.
         self.scale = torch.where(below, scale, 1.0)
         self.num_rows, self.rank = scale.shape[-2:]
-        self._num_gaussians = self.num_rows * self.rank - self.rank * (self.rank + 1) // 2
+        self._num_gaussians = _entries_below(self.num_rows, self.rank)
 
     @classmethod
     def standard(cls, df: Tensor | int, num_rows: int, like: Tensor) -> "Bartlett":
@@ -68,7 +82,7 @@ class Bartlett:
 
     def rsample(self, noise: BartlettNoise) -> Tensor:
         """T for the given noise, shape ``(*sample, *batch, P, r)``."""
-        gaussian = torch.addcmul(self.loc, self.scale, noise.gaussian).tril(-1)
+        gaussian = torch.addcmul(self.loc, self.scale, noise.below_diagonal(self.num_rows))
         diagonal = (standard_gamma(self.concentration, noise.gamma) / self.rate).sqrt()
         return torch.diagonal_scatter(gaussian, diagonal, dim1=-2, dim2=-1)
 

@@ -12,7 +12,7 @@ from deepwishart.distributions.mixing import GeneralRows, TriangularRows
 from deepwishart.distributions.support import PositiveSemidefiniteOfRank, factorise_value
 from deepwishart.linalg import half_logdet, thin_cholesky
 
-__all__ = ["BartlettWishart", "expand_batch", "initialise", "validates"]
+__all__ = ["BartlettWishart", "expand_batch", "factorise", "initialise", "validates"]
 
 
 def validates(validate_args: bool | None) -> bool:
@@ -26,6 +26,18 @@ def initialise(
     """torch's constructor without its check of the parameters, which ours precede with better messages."""
     Distribution.__init__(distribution, batch_shape, event_shape, validate_args=False)
     distribution._validate_args = validate_args
+
+
+def factorise(distribution: Distribution, value: Tensor, rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The thin Cholesky factor of a value, and half the log-determinant of its leading block.
+
+    A value without a factor is an error where the distribution validates, and has a NaN determinant where not.
+    """
+    if distribution._validate_args:
+        phi = factorise_value(value, rank, distribution.batch_shape, like)
+        return phi, half_logdet(phi)
+    phi, definite = thin_cholesky(value, rank)
+    return phi, half_logdet(phi).masked_fill(~definite, torch.nan)
 
 
 def expand_batch(distribution: Any, batch_shape: _size, instance: Any) -> Any:
@@ -90,7 +102,7 @@ class BartlettWishart(Distribution):
         return self.bartlett.rank
 
     @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
+    def support(self) -> constraints.Constraint:
         return PositiveSemidefiniteOfRank(self.rank)
 
     # Sampling
@@ -130,11 +142,8 @@ class BartlettWishart(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of a matrix, from which T is recovered. Costs factorisations: see :meth:`log_prob_bartlett`."""
-        if self._validate_args:
-            phi = factorise_value(value, self.rank, self.batch_shape, self.rows.matrix)
-        else:
-            phi = thin_cholesky(value, self.rank)
-        return self._log_density(self._recover_bartlett(phi), half_logdet(phi))
+        phi, half_logdet_G = factorise(self, value, self.rank, self.rows.matrix)
+        return self._log_density(self._recover_bartlett(phi), half_logdet_G)
 
     def log_prob_bartlett(self, T: Tensor, F: Tensor) -> Tensor:
         """Log-density of G = F Fᵀ for a pair from :meth:`rsample_bartlett`: no P × P matrix is factorised."""

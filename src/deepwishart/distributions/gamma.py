@@ -82,8 +82,9 @@ def _propose_and_pick(alpha: Tensor, noise: GammaNoise) -> Tensor:
     v = (1 + x * (9 * d).rsqrt()) ** 3
     # v <= 0 makes the logarithm NaN, and a comparison with NaN is false: such proposals are rejected.
     accepted = u.log() < x**2 / 2 + d * (1 - v + v.log())
-    first = accepted.to(torch.uint8).argmax(0, keepdim=True)
-    chosen = v.gather(0, first).squeeze(0)
-    variate = d * torch.where(accepted.any(0), chosen, torch.ones_like(chosen))
+    chosen = torch.ones_like(noise.boost)
+    for proposal, ok in zip(v.flip(0), accepted.flip(0), strict=True):
+        chosen = torch.where(ok, proposal, chosen)  # the first accepted one is written last
+    variate = d * chosen
     variate = torch.where(small, variate * noise.boost ** (1 / alpha), variate)
     return variate.clamp_min(torch.finfo(alpha.dtype).tiny)

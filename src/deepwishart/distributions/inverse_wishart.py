@@ -9,11 +9,11 @@ from torch.distributions import Distribution, constraints
 from torch.types import _size
 
 from deepwishart.distributions.bartlett import Bartlett, BartlettNoise
-from deepwishart.distributions.base import expand_batch, initialise, validates
+from deepwishart.distributions.base import expand_batch, factorise, initialise, validates
 from deepwishart.distributions.mixing import TriangularRows
-from deepwishart.distributions.support import PositiveSemidefiniteOfRank, factorise_value
+from deepwishart.distributions.support import PositiveSemidefiniteOfRank
 from deepwishart.distributions.validation import check_real_df, check_scale_tril, check_shapes, square_size
-from deepwishart.linalg import half_logdet, thin_cholesky
+from deepwishart.linalg import half_logdet
 
 __all__ = ["InverseWishart"]
 
@@ -60,7 +60,7 @@ class InverseWishart(Distribution):
         initialise(self, batch_shape, scale_tril.shape[-2:], validates(validate_args))
 
     @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
+    def support(self) -> constraints.Constraint:
         return PositiveSemidefiniteOfRank(self.event_shape[-1])
 
     @property
@@ -107,14 +107,10 @@ class InverseWishart(Distribution):
     # Densities
 
     def log_prob(self, value: Tensor) -> Tensor:
-        P = self.event_shape[-1]
-        if self._validate_args:
-            phi = factorise_value(value, P, self.batch_shape, self.rows.matrix)
-        else:
-            phi = thin_cholesky(value, P)
+        phi, half_logdet_G = factorise(self, value, self.event_shape[-1], self.rows.matrix)
         # tr(Ψ G⁻¹) = ‖Φ⁻¹L‖².
         root = torch.linalg.solve_triangular(phi, self.rows.matrix, upper=False)
-        return self._log_density(half_logdet(phi), (root**2).sum((-2, -1)))
+        return self._log_density(half_logdet_G, (root**2).sum((-2, -1)))
 
     def log_prob_bartlett(self, N: Tensor) -> Tensor:
         """Log-density of the G made from N by :meth:`rsample_bartlett`: nothing is factorised."""

@@ -61,15 +61,10 @@ def check_shapes(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> torch.S
 
 def square_size(name: str, tensor: Tensor) -> int:
     """P of a tensor of shape ``(*batch, P, P)``."""
-    if (
-        not isinstance(tensor, Tensor)
-        or tensor.ndim < 2
-        or tensor.shape[-1] != tensor.shape[-2]
-        or tensor.shape[-1] < 1
-    ):
-        given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(f"{name} must be a tensor of square matrices, shape (*batch, P, P), got {given}.")
-    return tensor.shape[-1]
+    given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+    if isinstance(given, str) or len(given) < 2 or given[-1] != given[-2] or given[-1] < 1:
+        raise ValueError(f"{name} must be a tensor of square matrices, shape (*batch, P, P) with P ≥ 1, got {given}.")
+    return given[-1]
 
 
 def check_scale_tril(scale_tril: Tensor) -> None:

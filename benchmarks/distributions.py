@@ -1,0 +1,196 @@
+"""Time of the distributions: Wishart against torch's, and A-GW and AB-GW against GW.
+
+    python benchmarks/distributions.py [--json FILE] [--repeats 15]
+
+Two comparisons, each with its contenders timed in turn, so that a noisy neighbour disturbs all alike; figures are
+medians over the repeats, ratios are medians of the ratios within a turn.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from deepwishart.distributions import (
+    ABGeneralizedWishart,
+    AGeneralizedWishart,
+    GeneralizedWishart,
+    Wishart,
+)
+from deepwishart.distributions.base import BartlettWishart
+from deepwishart.linalg import inverse_tril
+
+Contenders = dict[str, Callable[[], object]]
+
+
+def wishart_contenders(P: int = 100, df: int = 120, batch: int = 256) -> Contenders:
+    """A sample with its log-density; the first contender is torch's own Wishart."""
+    scale_tril = random_tril(P, batch)
+
+    def matrix_path(make: Callable[[], torch.distributions.Distribution]) -> Callable[[], object]:
+        def run() -> Tensor:
+            distribution = make()
+            return distribution.log_prob(distribution.rsample())
+
+        return run
+
+    def factor_path() -> tuple[Tensor, Tensor]:
+        distribution = Wishart(df, scale_tril, validate_args=False)
+        T, F = distribution.rsample_bartlett()
+        return F @ F.mT, distribution.log_prob_bartlett(T, F)
+
+    return {
+        "torch": matrix_path(lambda: torch.distributions.Wishart(df, scale_tril=scale_tril)),
+        "torch, validate_args=False": matrix_path(
+            lambda: torch.distributions.Wishart(df, scale_tril=scale_tril, validate_args=False)
+        ),
+        "ours": matrix_path(lambda: Wishart(df, scale_tril)),
+        "ours, validate_args=False": matrix_path(lambda: Wishart(df, scale_tril, validate_args=False)),
+        "ours, rsample_bartlett": factor_path,
+    }
+
+
+def posterior_contenders(P: int = 100, df: int = 10, batch: int = 10) -> tuple[Contenders, Contenders]:
+    """A step of variational inference (sample, KL and gradients) by family, and log_prob(value) beside it."""
+    make = {"GW": make_gw, "A-GW": make_a_gw, "AB-GW": make_ab_gw}
+    L = random_tril(P, batch)
+    prior = Wishart(df, L, scale_tril_inverse=inverse_tril(L), validate_args=False)
+    parameters = {name: family_parameters(name, P, df, batch) for name in make}
+
+    def step(name: str) -> Callable[[], object]:
+        def run() -> None:
+            posterior = make[name](df, parameters[name])
+            _, F = posterior.rsample_bartlett()
+            (kl_divergence(posterior, prior).sum() + F.sum()).backward()  # type: ignore[no-untyped-call]
+
+        return run
+
+    def density(name: str) -> Callable[[], object]:
+        posterior = make[name](df, parameters[name])
+        G = posterior.sample()
+        return lambda: posterior.log_prob(G)
+
+    return {name: step(name) for name in make}, {name: density(name) for name in make}
+
+
+def make_gw(df: int, p: dict[str, Tensor]) -> BartlettWishart:
+    return GeneralizedWishart(df, p["rows"], p["concentration"], p["rate"], p["loc"], p["scale"], validate_args=False)
+
+
+def make_a_gw(df: int, p: dict[str, Tensor]) -> BartlettWishart:
+    return AGeneralizedWishart(
+        df,
+        p["rows"],
+        p["concentration"],
+        p["rate"],
+        p["loc"],
+        p["scale"],
+        row_mixing_logabsdet=p["logabsdet"],
+        validate_args=False,
+    )
+
+
+def make_ab_gw(df: int, p: dict[str, Tensor]) -> BartlettWishart:
+    return ABGeneralizedWishart(
+        df,
+        p["rows"],
+        p["columns"],
+        p["concentration"],
+        p["rate"],
+        p["loc"],
+        p["scale"],
+        row_mixing_logabsdet=p["logabsdet"],
+        validate_args=False,
+    )
+
+
+def family_parameters(name: str, P: int, df: int, batch: int) -> dict[str, Tensor]:
+    """Leaves that require gradients: rows for each of the batch, the rest shared, as a layer has them."""
+    rank = min(df, P)
+    rows = random_tril(P, batch) if name == "GW" else random_tril(P, batch) @ (torch.eye(P) + 0.05 * torch.randn(P, P))
+    parameters = {
+        "rows": rows,
+        "columns": torch.eye(rank) + 0.1 * torch.randn(rank, rank).tril(-1),
+        "concentration": 0.5 * (df - torch.arange(rank).double()),
+        "rate": torch.full((rank,), 0.5),
+        "loc": 0.1 * torch.randn(P, rank),
+        "scale": torch.ones(P, rank),
+        "logabsdet": torch.linalg.slogdet(rows).logabsdet,
+    }
+    return {key: value.double().requires_grad_() for key, value in parameters.items()}
+
+
+def random_tril(P: int, batch: int) -> Tensor:
+    X = torch.randn(batch, P, 2 * P, dtype=torch.float64)
+    return torch.linalg.cholesky(X @ X.mT / (2 * P))
+
+
+def measure(contenders: Contenders, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of every contender in every turn, after one turn that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeats + 1):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            if turn:
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def report(title: str, contenders: Contenders, repeats: int) -> dict[str, dict[str, float]]:
+    """Print a table with times and ratios to the first contender; return it."""
+    times = measure(contenders, repeats)
+    reference = next(iter(times.values()))
+    table = {
+        name: {
+            "ms": statistics.median(values),
+            "ratio": statistics.median(t / r for t, r in zip(values, reference, strict=True)),
+        }
+        for name, values in times.items()
+    }
+    print(f"\n{title}")
+    for name, row in table.items():
+        print(f"  {name:28s} {row['ms']:9.2f} ms   {row['ratio']:6.3f} × the first")
+    return table
+
+
+def main() -> None:
+    """Run both comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--repeats", type=int, default=15, help="turns that count (default 15)")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    warnings.filterwarnings("ignore", message="Singular sample detected")
+    steps, densities = posterior_contenders()
+    machine = (
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+    print(machine)
+    results = {
+        "machine": machine,
+        "wishart": report(
+            "Wishart, P = 100, df = 120, batch 256: rsample and log_prob of the sample",
+            wishart_contenders(),
+            arguments.repeats,
+        ),
+        "variational": report(
+            "P = 100, df = 10, batch 10: rsample_bartlett, KL and gradients", steps, 10 * arguments.repeats
+        ),
+        "log_prob": report("The same, log_prob(value), validated", densities, arguments.repeats),
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

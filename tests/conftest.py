@@ -1,0 +1,88 @@
+"""Options, fixtures and the summary of a test run."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from tests.proofs import Proofs
+
+REPOSITORY = Path(__file__).parents[1]
+UCI_SETS = {
+    "boston": "bostonHousing",
+    "concrete": "concrete",
+    "energy": "energy",
+    "kin8nm": "kin8nm",
+    "naval": "naval-propulsion-plant",
+    "power": "power-plant",
+    "protein": "protein-tertiary-structure",
+    "wine": "wine-quality-red",
+    "yacht": "yacht",
+}
+_PROOFS = pytest.StashKey[Proofs]()
+
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--prove", action="store_true", help="run proofs at full size and write docs/proofs.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_PROOFS] = Proofs(long=config.getoption("--prove"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--prove"):
+        long = [item for item in items if item.get_closest_marker("prove")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    counts = {
+        outcome: sum(1 for report in terminalreporter.getreports(outcome) if "[uci-" in report.nodeid)
+        for outcome in ("passed", "failed", "skipped")
+    }
+    terminalreporter.write_line("real data: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    proofs = config.stash[_PROOFS]
+    if proofs.long and proofs.shown and exitstatus == 0:
+        proofs.write()
+        terminalreporter.write_line(f"{len(proofs.shown)} proofs written to docs/proofs.md")
+
+
+@pytest.fixture(scope="session")
+def proofs(request: pytest.FixtureRequest) -> Proofs:
+    return request.config.stash[_PROOFS]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """Every test starts from the same global seed and leaves torch's settings as it found them."""
+    torch.manual_seed(0)
+    before = (torch.get_default_dtype(), torch.is_grad_enabled())
+    yield
+    assert before == (torch.get_default_dtype(), torch.is_grad_enabled())
+
+
+@pytest.fixture(params=sorted(UCI_SETS), ids=lambda name: f"uci-{name}")
+def uci_inputs(request: pytest.FixtureRequest) -> torch.Tensor:
+    """Standardised inputs of one of the nine real sets, float64, all rows."""
+    folder = _uci_folder()
+    if folder is None:
+        pytest.skip("no UCI data: put it into ../shared/uci or set DEEPWISHART_DATA")
+    source = folder / UCI_SETS[request.param]
+    data = np.loadtxt(source / "data.txt")
+    X = data[:, np.loadtxt(source / "index_features.txt").astype(int)]
+    spread = X.std(0)
+    return torch.from_numpy((X - X.mean(0)) / np.where(spread > 0, spread, 1.0))
+
+
+def _uci_folder() -> Path | None:
+    candidates = [os.environ.get("DEEPWISHART_DATA"), REPOSITORY.parent / "shared" / "uci"]
+    return next((Path(folder) for folder in candidates if folder and Path(folder).is_dir()), None)

@@ -1,0 +1,66 @@
+"""Gradients of log-densities with respect to the matrix and to every parameter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributions.instances import ALL, CLASSES, SIZES, free_coordinates, make, parameters
+
+
+def from_free_coordinates(coordinates: Tensor, P: int, rank: int) -> Tensor:
+    """A symmetric matrix with the given entries; the block that a density does not read is left zero."""
+    row, column = torch.tril_indices(P, rank)
+    lower = torch.zeros(P, P, dtype=coordinates.dtype).index_put((row, column), coordinates)
+    return lower + lower.tril(-1).mT
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(("P", "df"), [size for size in SIZES if size != (2, 300)])
+def test_gradcheck_of_log_prob(family: str, P: int, df: int) -> None:
+    arguments = parameters(family, P, df)
+    names = [name for name, value in arguments.items() if isinstance(value, Tensor)]
+    rank = P if family == "iw" else min(df, P)
+    G = make(family, P, df).sample()
+
+    def log_prob(coordinates: Tensor, *values: Tensor) -> Tensor:
+        given = dict(zip(names, values, strict=True))
+        for name in ("scale_tril", "column_mixing"):
+            if name in given:
+                given[name] = given[name].tril()  # what is above the diagonal is not a parameter
+        q = CLASSES[family](**{**arguments, **given}, validate_args=False)
+        return q.log_prob(from_free_coordinates(coordinates, P, rank))
+
+    inputs = (free_coordinates(G, rank), *(arguments[name] for name in names))
+    assert torch.autograd.gradcheck(log_prob, tuple(x.clone().requires_grad_() for x in inputs), rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(("P", "df"), [(3, 2), (3, 3), (2, 4)])
+def test_gradients_of_both_paths_agree(family: str, P: int, df: int) -> None:
+    """log_prob(F Fᵀ) and log_prob_bartlett(T, F) have equal derivatives through parameters and sample together."""
+    grads = []
+    for path in ("matrix", "factor"):
+        arguments = parameters(family, P, df)
+        names = [name for name, value in arguments.items() if isinstance(value, Tensor)]
+        leaves = [arguments[name].requires_grad_() for name in names]
+        q = CLASSES[family](**arguments)
+        T, F = q.rsample_bartlett(noise=q.draw_noise(generator=torch.Generator().manual_seed(1)))
+        if path == "matrix":
+            value = q.log_prob(F @ F.mT)
+        else:
+            value = q.log_prob_bartlett(T) if family == "iw" else q.log_prob_bartlett(T, F)
+        grads.append(torch.autograd.grad(value, leaves))
+    for name, matrix, factor in zip(names, *grads, strict=True):
+        if name in ("scale_tril", "column_mixing"):
+            matrix, factor = matrix.tril(), factor.tril()
+        torch.testing.assert_close(matrix, factor, rtol=1e-6, atol=1e-6)
+
+
+def test_zeros_in_ignored_places_of_scale_do_not_poison_gradients() -> None:
+    arguments = parameters("gw", 4, 3)
+    arguments["scale"] = arguments["scale"].tril(-1).requires_grad_()
+    q = CLASSES["gw"](**arguments)
+    T, F = q.rsample_bartlett()
+    (grad,) = torch.autograd.grad(q.log_prob_bartlett(T, F) + F.sum(), arguments["scale"])
+    assert grad.isfinite().all()
+    assert (grad.triu() == 0).all()
