@@ -61,8 +61,8 @@ class Proofs:
         lines = [
             "# Proofs",
             "",
-            "Written by `make prove`: the statistical claims of the test suite at full size. A limit on |z| or p is the one",
-            "that chance exceeds in one of 10,000 runs, given the number of cases.",
+            "Written by `make prove`: the statistical claims of the test suite at full size. A limit on |z| or p is",
+            "one that chance exceeds in one of 10,000 runs, given the number of cases.",
             "",
             f"{datetime.date.today().isoformat()}, {_machine()}.",
             "",

@@ -48,7 +48,7 @@ def random_column_mixing(r: int, seed: int, batch: tuple[int, ...] = ()) -> Tens
     return below + torch.diag_embed(sign * size)
 
 
-def bartlett_parameters(P: int, df: int, seed: int, batch: tuple[int, ...] = ()) -> dict[str, Tensor]:
+def bartlett_parameters(P: int, df: int, seed: int, batch: tuple[int, ...] = ()) -> dict[str, Any]:
     """Random α, β, μ, σ."""
     r, g = min(df, P), generator(seed)
 
@@ -63,7 +63,7 @@ def bartlett_parameters(P: int, df: int, seed: int, batch: tuple[int, ...] = ())
     }
 
 
-def standard_parameters(P: int, df: int) -> dict[str, Tensor]:
+def standard_parameters(P: int, df: int) -> dict[str, Any]:
     """Those at which a generalised Wishart is a Wishart."""
     r = min(df, P)
     steps = torch.arange(r, dtype=torch.float64)

@@ -1,0 +1,37 @@
+# Every command sets itself up: it creates .venv where it is missing and installs the pinned dependencies into it.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test prove bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    draw the paper's probability plot into probability_plot.png"
+	@echo "make test    run the test suite, ruff and mypy"
+	@echo "make prove   run the long proofs and write docs/proofs.md"
+	@echo "make bench   time the distributions against torch's"
+	@echo "make clean   remove .venv and every cache"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "deepwishart needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up .venv (a minute or two, once) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/deepwishart demo --force
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+
+prove: $(READY)
+	@$(BIN)/python -m pytest --prove
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/distributions.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

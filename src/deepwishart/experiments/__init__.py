@@ -1,0 +1,1 @@
+"""The paper: its figures and, in time, its runs and tables."""

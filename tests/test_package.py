@@ -1,0 +1,85 @@
+"""The package as a stranger meets it: imports, README, docstrings, versions."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import deepwishart
+from deepwishart.distributions import wishart
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    done = run_python("import sys, deepwishart; assert not {'torch', 'numpy', 'scipy', 'typer'} & set(sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_training_core_needs_torch_and_numpy_alone() -> None:
+    blocked = ("scipy", "matplotlib", "rich", "typer", "pydantic", "sklearn", "pandas", "safetensors")
+    code = f"""
+import sys
+for name in {blocked!r}:
+    sys.modules[name] = None
+import deepwishart.linalg, deepwishart.distributions
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_leaves_torchs_settings_alone() -> None:
+    code = """
+import torch
+before = (torch.get_default_dtype(), torch.initial_seed(), torch.distributions.Distribution._validate_args)
+import deepwishart.distributions, deepwishart.linalg
+assert before == (torch.get_default_dtype(), torch.initial_seed(), torch.distributions.Distribution._validate_args)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rooms_are_attributes() -> None:
+    assert deepwishart.linalg.__name__ == "deepwishart.linalg"
+    assert deepwishart.distributions.Wishart is wishart.Wishart
+    assert "distributions" in dir(deepwishart)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = deepwishart.nonsense
+
+
+def test_the_readmes_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "tensor" in capsys.readouterr().out
+
+
+def test_the_docstrings_examples_run() -> None:
+    failed, attempted = doctest.testmod(wishart, extraglobs={"torch": torch})
+    assert attempted
+    assert not failed
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert f"## {deepwishart.__version__}" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_public_name_exists() -> None:
+    for module in (deepwishart.linalg, deepwishart.distributions):
+        for name in module.__all__:
+            assert hasattr(module, name), f"{module.__name__}.{name}"
