@@ -27,42 +27,12 @@ from types import ModuleType
 
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src"
-MODULES = (
-    "deepwishart.linalg",
-    *(
-        f"deepwishart.distributions.{name}"
-        for name in (
-            "gamma",
-            "bartlett",
-            "mixing",
-            "base",
-            "wishart",
-            "inverse_wishart",
-            "kl",
-            "conditional",
-            "support",
-        )
-    ),
+_DISTRIBUTIONS = "gamma bartlett mixing base wishart inverse_wishart kl conditional support".split()
+MODULES = ["deepwishart.linalg", *(f"deepwishart.distributions.{name}" for name in _DISTRIBUTIONS)]
+_TESTS_OF_DISTRIBUTIONS = (
+    "kl densities moments sampling gamma gradients conditional edge_cases support validation shapes".split()
 )
-QUICK_TESTS = [
-    *(
-        f"tests/distributions/test_{name}.py"
-        for name in (
-            "kl",
-            "densities",
-            "moments",
-            "sampling",
-            "gamma",
-            "gradients",
-            "conditional",
-            "edge_cases",
-            "support",
-            "validation",
-            "shapes",
-        )
-    ),
-    "tests/test_linalg.py",
-]
+QUICK_TESTS = ["tests/test_linalg.py", *(f"tests/distributions/test_{name}.py" for name in _TESTS_OF_DISTRIBUTIONS)]
 SKIP = "not uci and not normalised"
 WORKERS, PATIENCE = 2, 180.0
 
@@ -239,13 +209,12 @@ def main() -> None:
     parser.add_argument("--only", help="one module, such as distributions.kl")
     parser.add_argument("--every", type=int, default=1, help="take every K-th mutant")
     arguments = parser.parse_args()
-    modules = [f"deepwishart.{arguments.only}"] if arguments.only else list(MODULES)
+    modules = [f"deepwishart.{arguments.only}"] if arguments.only else MODULES
     mutants = [mutant for module in modules for mutant in mutants_of(module)][:: arguments.every]
     print(f"{len(mutants)} mutants", flush=True)
 
     # Imported once, before the forks. The library itself must not be.
     import hypothesis  # noqa: F401
-    import scipy.integrate  # noqa: F401
     import scipy.stats  # noqa: F401
     import torch
 

@@ -51,7 +51,8 @@ def test_a_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("deepwishart.experiments.probability_plot.draw_probability_plot", fail)
     result = runner.invoke(app, ["demo", "--out", str(tmp_path / "plot.png")])
-    assert result.exit_code != 0
+    assert result.exit_code == 2
+    assert "disk full" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -58,8 +58,11 @@ def demo(
 
     from deepwishart.experiments.probability_plot import draw_probability_plot
 
-    with console.status("Drawing samples and fitting Gammas …"), _unfinished(out) as picture:
-        draw_probability_plot(picture, samples, seed)
+    try:
+        with console.status("Drawing samples and fitting Gammas …"), _unfinished(out) as picture:
+            draw_probability_plot(picture, samples, seed)
+    except OSError as error:
+        _fail(f"Could not write {out}: {error}.")
     console.print(
         f"Wrote {out}: quantiles of a matrix element under GW and A-GW against the best Gamma.",
         markup=False,

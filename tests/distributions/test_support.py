@@ -18,8 +18,9 @@ def test_every_sample_belongs(family: str, dtype: torch.dtype, proofs: Proofs) -
         belongs = q.support.check(q.sample((draws,)))
         refused += int((~belongs).sum())
         cases += draws
-    # In float32 a sample of near P degrees of freedom may be singular to the last bit; it is then right to say so.
-    limit = 0.01 if dtype == torch.float32 else 0.0
+    # T_jj² has a density that is infinite at zero where α_j = ½, so now and then a sample is singular to working
+    # precision, in float32 more often; it is then right to say so.
+    limit = 1e-2 if dtype == torch.float32 else 1e-5
     proofs.record(
         f"Samples of {family} refused by their own support, {str(dtype)[6:]}",
         cases=cases,

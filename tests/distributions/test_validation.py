@@ -37,6 +37,12 @@ def test_df_of_an_inverse_wishart_must_exceed_p_minus_1(df: Any) -> None:
         InverseWishart(df, EYE)
 
 
+@pytest.mark.parametrize("df", ["many", None])
+def test_df_of_an_inverse_wishart_must_be_a_number(df: Any) -> None:
+    with pytest.raises(ValueError, match="df must be a real number or a tensor of them, got"):
+        InverseWishart(df, EYE)
+
+
 CASES = {
     "scale_tril not lower": (put("wishart", "scale_tril", (0, 2), 0.3), r"scale_tril must be lower triangular, got 0.3 at index \(0, 2\).*cholesky"),
     "scale_tril zero diagonal": (put("gw", "scale_tril", (1, 1), 0.0), r"diagonal of scale_tril must be positive, got 0 at index \(1,\).*cholesky"),

@@ -12,7 +12,13 @@ from deepwishart.distributions.bartlett import Bartlett, BartlettNoise
 from deepwishart.distributions.base import expand_batch, factorise, initialise, validates
 from deepwishart.distributions.mixing import TriangularRows
 from deepwishart.distributions.support import PositiveSemidefiniteOfRank
-from deepwishart.distributions.validation import check_real_df, check_scale_tril, check_shapes, square_size
+from deepwishart.distributions.validation import (
+    check_real_df,
+    check_scale_tril,
+    check_shapes,
+    require_real_df,
+    square_size,
+)
 from deepwishart.linalg import half_logdet
 
 __all__ = ["InverseWishart"]
@@ -34,7 +40,6 @@ class InverseWishart(Distribution):
         validate_args: As in torch.distributions: whether values are checked.
     """
 
-    arg_constraints = {"df": constraints.positive, "scale_tril": constraints.lower_cholesky}
     has_rsample = True
 
     def __init__(
@@ -46,9 +51,7 @@ class InverseWishart(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         P = square_size("scale_tril", scale_tril)
-        self._nu = (
-            df if isinstance(df, Tensor) else torch.as_tensor(df, dtype=scale_tril.dtype, device=scale_tril.device)
-        )
+        self._nu = df if isinstance(df, Tensor) else scale_tril.new_tensor(require_real_df(df))
         batch_shape = check_shapes(
             df=(self._nu, ()), scale_tril=(scale_tril, (P, P)), scale_tril_inverse=(scale_tril_inverse, (P, P))
         )
@@ -58,6 +61,13 @@ class InverseWishart(Distribution):
         self.rows = TriangularRows(scale_tril, scale_tril_inverse)
         self.bartlett = Bartlett.standard(self._nu, P, scale_tril)
         initialise(self, batch_shape, scale_tril.shape[-2:], validates(validate_args))
+
+    @property
+    def arg_constraints(self) -> dict[str, constraints.Constraint]:
+        return {
+            "df": constraints.greater_than(self.event_shape[-1] - 1),
+            "scale_tril": constraints.lower_cholesky,
+        }
 
     @property
     def support(self) -> constraints.Constraint:

@@ -19,6 +19,7 @@ __all__ = [
     "check_scale_tril",
     "check_shapes",
     "require_integer_df",
+    "require_real_df",
     "square_size",
     "where_in",
 ]
@@ -35,6 +36,14 @@ def require_integer_df(df: Any) -> int:
     if integer < 1 or isinstance(df, bool):
         raise ValueError(f"df must be a positive integer, got {df!r}. Pass a Python int of at least 1.")
     return integer
+
+
+def require_real_df(df: Any) -> float:
+    """``df`` as a Python float."""
+    try:
+        return float(df)
+    except (TypeError, ValueError):
+        raise ValueError(f"df must be a real number or a tensor of them, got {df!r}.") from None
 
 
 def check_shapes(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> torch.Size:

@@ -37,6 +37,7 @@ class Wishart(BartlettWishart):
         (torch.Size([5, 3, 3]), 2)
     """
 
+    rows: TriangularRows
     arg_constraints = {"df": constraints.positive_integer, "scale_tril": constraints.lower_cholesky}
 
     def __init__(
@@ -53,8 +54,8 @@ class Wishart(BartlettWishart):
         if validates(validate_args):
             check_scale_tril(scale_tril)
         bartlett = Bartlett.standard(df, P, scale_tril)
-        self.rows: TriangularRows
-        super().__init__(df, bartlett, TriangularRows(scale_tril, scale_tril_inverse), None, batch_shape, validate_args)
+        rows = TriangularRows(scale_tril, scale_tril_inverse)
+        super().__init__(df, bartlett, rows, None, batch_shape, validate_args)
 
     def _log_density(self, T: Tensor, half_logdet_G: Tensor) -> Tensor:
         nu, P, r = self.df, self.event_shape[-1], self.rank
