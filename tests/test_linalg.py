@@ -70,6 +70,13 @@ def test_escalation_is_per_element() -> None:
     assert factor.tril.isfinite().all()
 
 
+def test_escalation_does_not_depend_on_units() -> None:
+    K = singular(20, 3) - 1e-6 * torch.eye(20, dtype=torch.float64)
+    jitter = linalg.checked_cholesky(K, jitter=1e-9).jitter
+    for unit in (1e-4, 1e4):
+        torch.testing.assert_close(linalg.checked_cholesky(unit * K, jitter=1e-9).jitter, unit * jitter)
+
+
 def test_escalation_from_zero() -> None:
     regular, deficient = random_spd(6), singular(6, 2)
     assert linalg.checked_cholesky(regular, jitter=0.0).jitter == 0
@@ -89,7 +96,17 @@ def test_failure_names_what_where_and_what_to_do() -> None:
     K = torch.stack([torch.eye(3), torch.diag(torch.tensor([1.0, 1.0, -5.0]))])
     with pytest.raises(linalg.FactorizationError) as error:
         linalg.checked_cholesky(K, name="kernel of layer 3")
-    for part in ("kernel of layer 3", "(2, 3, 3)", "float32", "element (1,)", "-5", "3.5e-04", "float64", "duplicate"):
+    parts = (
+        "kernel of layer 3",
+        "(2, 3, 3)",
+        "float32",
+        "element (1,)",
+        "-5",
+        "3.5e-04 to 3.5e-02",
+        "float64",
+        "duplicate",
+    )
+    for part in parts:
         assert part in str(error.value), part
 
 

@@ -151,13 +151,12 @@ def _escalate(matrix: Tensor, start: float, name: str) -> Tensor:
     _require_finite(matrix, name)
     mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
     relative = torch.full_like(mean_diagonal, start)
-    first = start if start > 0 else default_jitter(matrix.dtype)
     while True:
         _, info = torch.linalg.cholesky_ex(_add_to_diagonal(matrix, relative * mean_diagonal), check_errors=False)
         failed = info != 0
         if not failed.any():
             return relative
-        raised = torch.where(relative > 0, relative * _ESCALATION, first)
+        raised = torch.where(relative > 0, relative * _ESCALATION, default_jitter(matrix.dtype))
         if raised[failed].max() > _LARGEST_JITTER:
             raise FactorizationError(_failure_message(matrix, failed, start, relative, name))
         relative = torch.where(failed, raised, relative)
