@@ -9,7 +9,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo    draw the paper's probability plot into probability_plot.png"
 	@echo "make test    run the test suite, ruff and mypy"
-	@echo "make prove   run the long proofs and write docs/proofs.md"
+	@echo "make prove   run the long proofs and the mutants, and write docs/proofs.md (an hour)"
 	@echo "make bench   time the distributions against torch's"
 	@echo "make clean   remove .venv and every cache"
 
@@ -18,7 +18,8 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "deepwishart needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Setting up .venv (a minute or two, once) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 demo: $(READY)
@@ -29,6 +30,7 @@ test: $(READY)
 
 prove: $(READY)
 	@$(BIN)/python -m pytest --prove
+	@$(BIN)/python -m tests.mutants
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/distributions.py

@@ -37,13 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_PROOFS] = Proofs(long=config.getoption("--prove"))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--prove"):
-        long = [item for item in items if item.get_closest_marker("prove")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     counts = {
         outcome: sum(1 for report in terminalreporter.getreports(outcome) if "[uci-" in report.nodeid)

@@ -25,9 +25,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from tests.proofs import PAGE, machine, write_section
+
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src"
-_DISTRIBUTIONS = "gamma bartlett mixing base wishart inverse_wishart kl conditional support".split()
+_DISTRIBUTIONS = "gamma bartlett mixing base bartlett_wishart wishart inverse_wishart kl conditional support".split()
 MODULES = ["deepwishart.linalg", *(f"deepwishart.distributions.{name}" for name in _DISTRIBUTIONS)]
 _TESTS_OF_DISTRIBUTIONS = (
     "kl densities moments sampling gamma gradients conditional edge_cases support validation shapes".split()
@@ -105,7 +107,11 @@ def _is_prose(tree: ast.Module, node: ast.AST) -> bool:
             outside = [parent]
         elif isinstance(parent, ast.FunctionDef):
             outside = [*parent.decorator_list, *([parent.returns] if parent.returns else [])]
-            if "message" in parent.name or "explain" in parent.name or parent.name == "_check_form":
+            if (
+                "message" in parent.name
+                or "explain" in parent.name
+                or parent.name in ("_check_form", "check", "__repr__")
+            ):
                 outside = [parent]
         if any(child is node for top in outside for child in ast.walk(top)):
             return True
@@ -189,8 +195,8 @@ def report(mutants: list[Mutant], alive: list[Mutant]) -> str:
     lines = [
         "## Mutants",
         "",
-        f"{datetime.date.today().isoformat()}, `python -m tests.mutants`: {len(mutants)} mutants of the mathematics, "
-        f"{len(mutants) - len(alive)} killed by the quick tests.",
+        f"{datetime.date.today().isoformat()}, {machine()}, `python -m tests.mutants`: {len(mutants)} mutants of the "
+        f"mathematics, {len(mutants) - len(alive)} killed by the quick tests.",
         "",
         "| module | mutants | killed |",
         "|---|---:|---:|",
@@ -225,9 +231,7 @@ def main() -> None:
     alive = survivors(mutants)
     print(f"{len(mutants) - len(alive)} of {len(mutants)} killed")
     if not arguments.only and arguments.every == 1:
-        page = REPOSITORY / "docs" / "proofs.md"
-        kept = page.read_text(encoding="utf-8").split("\n## Mutants")[0] if page.exists() else "# Proofs\n"
-        page.write_text(kept.rstrip("\n") + "\n\n" + report(mutants, alive), encoding="utf-8")
+        write_section(PAGE, "## Mutants", report(mutants, alive))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,13 +65,22 @@ class Proofs:
             "Written by `make prove`: the statistical claims of the test suite at full size. A limit on |z| or p is",
             "one that chance exceeds in one of 10,000 runs, given the number of cases.",
             "",
-            f"{datetime.date.today().isoformat()}, {_machine()}.",
+            f"{datetime.date.today().isoformat()}, {machine()}.",
             "",
             "| claim | cases | draws each | worst | limit |",
             "|---|---:|---:|---:|---:|",
         ]
         lines += [_row(proof) for proof in sorted(self.shown, key=lambda proof: proof.claim)]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_section(path, "# Proofs", "\n".join(lines) + "\n")
+
+
+def write_section(path: Path, heading: str, text: str) -> None:
+    """Put a section into the page of proofs in the place of its earlier version; sections start with # or ##."""
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    sections = [part for part in re.split(r"^(?=##? )", page, flags=re.M) if part.strip()]
+    kept = [part.rstrip("\n") + "\n" for part in sections if not part.startswith(heading + "\n")]
+    position = 0 if heading.startswith("# ") else len(kept)
+    path.write_text("\n".join([*kept[:position], text, *kept[position:]]), encoding="utf-8")
 
 
 def _row(proof: Proof) -> str:
@@ -80,7 +90,8 @@ def _row(proof: Proof) -> str:
     return f"| {proof.claim} | {proof.cases:,} | {draws} | {worst} | {relation} {proof.limit:.2g} |"
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Where a run took place, in words."""
     return (
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"torch {torch.__version__}"

@@ -1,5 +1,7 @@
 """Cholesky factors with jitter: against dense algebra, in both forms, on real data."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -118,8 +120,33 @@ def test_non_finite_input_is_named_as_such(bad: float) -> None:
         linalg.checked_cholesky(K)
 
 
+def test_an_asymmetric_matrix_is_named_as_such() -> None:
+    with pytest.raises(linalg.FactorizationError, match=r"kernel .* is not symmetric"):
+        linalg.checked_cholesky(torch.tensor([[1.0, 100.0], [0.0, 1.0]]), name="kernel")
+
+
+@pytest.mark.parametrize("bad", [torch.ones(3), torch.ones(2, 3), torch.eye(3, dtype=torch.long), [[1.0]], None])
+def test_what_is_no_matrix_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be a floating-point tensor of shape \(\*batch, P, P\), got"):
+        linalg.checked_cholesky(bad)
+
+
+@pytest.mark.parametrize("jitter", [-0.5, float("nan"), float("inf"), 2.0])
+def test_jitter_must_make_sense(jitter: float) -> None:
+    with pytest.raises(ValueError, match=r"jitter must be a number from 0 to 0.1.*got"):
+        linalg.checked_cholesky(torch.eye(3), jitter)
+
+
+def test_symmetry_in_any_units() -> None:
+    units = torch.logspace(-8, 8, 5, dtype=torch.float64)
+    K = random_spd(5) * units * units[:, None]
+    assert linalg.is_symmetric(K)
+    K[0, 1] *= 1.1
+    assert not linalg.is_symmetric(K)
+
+
 def test_a_zero_matrix_is_an_error_not_a_loop() -> None:
-    with pytest.raises(linalg.FactorizationError, match="positive diagonal"):
+    with pytest.raises(linalg.FactorizationError, match="diagonal is positive"):
         linalg.checked_cholesky(torch.zeros(3, 3))
 
 

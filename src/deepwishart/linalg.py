@@ -27,6 +27,7 @@ __all__ = [
     "default_jitter",
     "half_logdet",
     "inverse_tril",
+    "is_symmetric",
     "log_abs_det",
     "thin_cholesky",
 ]
@@ -101,9 +102,17 @@ def checked_cholesky(matrix: Tensor, jitter: float | None = None, *, name: str =
         name: What the matrix is, for the error message: ``"kernel of layer 3"``.
 
     Raises:
-        FactorizationError: If an element is not finite, or has no factor at a relative jitter of 0.1.
+        FactorizationError: If an element is not finite, not symmetric, or has no factor at a relative jitter of 0.1.
+        ValueError: If the matrix is not square, or the jitter not a number from 0 to 0.1.
     """
+    if not isinstance(matrix, Tensor) or not matrix.is_floating_point() or matrix.shape[-2:-1] != matrix.shape[-1:]:
+        given = f"{tuple(matrix.shape)}, {matrix.dtype}" if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise ValueError(f"The {name} must be a floating-point tensor of shape (*batch, P, P), got {given}.")
     start = default_jitter(matrix.dtype) if jitter is None else jitter
+    if not 0 <= start <= _LARGEST_JITTER:
+        raise ValueError(
+            f"jitter must be a number from 0 to {_LARGEST_JITTER}, relative to the diagonal, got {jitter}."
+        )
     relative = _escalate(matrix.detach(), start, name)
     return cholesky(matrix, relative)
 
@@ -117,6 +126,17 @@ def inverse_tril(tril: Tensor) -> Tensor:
     """Inverse of a lower-triangular matrix."""
     identity = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
     return torch.linalg.solve_triangular(tril, identity.expand_as(tril), upper=False)
+
+
+def is_symmetric(matrix: Tensor) -> Tensor:
+    """Whether |K_ij − K_ji| ≤ √ε √(K_ii K_jj) for all entries, so in any units; shape ``(*batch)``."""
+    gap, variances = matrix - matrix.mT, matrix.diagonal(dim1=-2, dim2=-1).abs()
+    tolerance = torch.finfo(matrix.dtype).eps ** 0.5
+    clear = torch.linalg.vector_norm(gap, ord=torch.inf, dim=(-2, -1)) <= tolerance * variances.amin(-1)
+    if clear.all():
+        return clear
+    root = variances.sqrt()
+    return (gap.abs() <= tolerance * root[..., :, None] * root[..., None, :]).all(-1).all(-1)
 
 
 def log_abs_det(matrix: Tensor) -> Tensor:
@@ -148,7 +168,7 @@ def _add_to_diagonal(matrix: Tensor, amount: Tensor) -> Tensor:
 
 def _escalate(matrix: Tensor, start: float, name: str) -> Tensor:
     """The smallest jitter of start, 10·start, … at which each batch element has a factor."""
-    _require_finite(matrix, name)
+    _require_finite_and_symmetric(matrix, name)
     mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
     relative = torch.full_like(mean_diagonal, start)
     while True:
@@ -162,13 +182,20 @@ def _escalate(matrix: Tensor, start: float, name: str) -> Tensor:
         relative = torch.where(failed, raised, relative)
 
 
-def _require_finite(matrix: Tensor, name: str) -> None:
+def _require_finite_and_symmetric(matrix: Tensor, name: str) -> None:
     finite = matrix.isfinite().all(-1).all(-1)
     if not finite.all():
         index = (~finite).nonzero()[0].tolist()
         raise FactorizationError(
             f"The {name} ({_size(matrix)}) has non-finite entries{_at(index)}. No jitter can mend that: look for "
             f"NaN or infinity in the inputs, or for a lengthscale, height or learning rate that has run away."
+        )
+    symmetric = is_symmetric(matrix)
+    if not symmetric.all():
+        index = (~symmetric).nonzero()[0].tolist()
+        raise FactorizationError(
+            f"The {name} ({_size(matrix)}) is not symmetric{_at(index)}. Pass (K + K.mT) / 2 if the difference is "
+            f"rounding."
         )
 
 
@@ -179,8 +206,8 @@ def _failure_message(matrix: Tensor, failed: Tensor, start: float, relative: Ten
     return (
         f"The {name} ({_size(matrix)}) has no Cholesky factor{_at(index)}: its smallest eigenvalue is "
         f"{smallest:.3g}, and relative jitter from {start:.1e} to {relative[failed].max().item():.1e} did not help. "
-        f"To mend it, {remedy}remove duplicate rows, pass a larger jitter, or check that the matrix is symmetric "
-        f"with a positive diagonal."
+        f"To mend it, {remedy}remove duplicate rows, pass a larger jitter, or check that the diagonal is "
+        f"positive."
     )
 
 

@@ -12,7 +12,7 @@ from deepwishart.distributions import (
     InverseWishart,
     Wishart,
 )
-from deepwishart.distributions.base import BartlettWishart
+from deepwishart.distributions.bartlett_wishart import BartlettWishart
 
 POSTERIORS = ("gw", "a-gw", "ab-gw")
 FAMILIES = ("wishart", *POSTERIORS)
@@ -76,12 +76,13 @@ def standard_parameters(P: int, df: int) -> dict[str, Any]:
 
 
 def parameters(family: str, P: int, df: int, seed: int = 0, batch: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Constructor arguments of an instance. For the inverse Wishart df + P + 2.5 degrees of freedom."""
+    """Constructor arguments of an instance. An inverse Wishart has P + 2.5 to P + 3.5 degrees of freedom more."""
     tril = random_scale_tril(P, seed, batch)
     if family == "wishart":
         return {"df": df, "scale_tril": tril}
     if family == "iw":
-        return {"df": torch.tensor(df + P + 2.5, dtype=torch.float64), "scale_tril": tril}
+        spread = torch.rand(batch, dtype=torch.float64, generator=generator(seed + 1))
+        return {"df": df + P + 2.5 + spread, "scale_tril": tril}
     free = bartlett_parameters(P, df, seed + 1, batch)
     if family == "gw":
         return {"df": df, "scale_tril": tril, **free}

@@ -13,7 +13,7 @@ from deepwishart.distributions import (
     extend_wishart,
     log_density_ratio,
 )
-from deepwishart.distributions.base import BartlettWishart
+from deepwishart.distributions.bartlett_wishart import BartlettWishart
 from deepwishart.linalg import cholesky
 from tests.distributions.instances import generator, random_scale_tril, standard_parameters
 from tests.proofs import Proofs

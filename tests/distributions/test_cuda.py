@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from deepwishart.distributions import Wishart, log_density_ratio
+from deepwishart.distributions import InverseWishart, Wishart, log_density_ratio
 from deepwishart.linalg import cholesky, log_abs_det
 from tests.distributions.instances import ALL, CLASSES, POSTERIORS, make, parameters, random_scale_tril
 
@@ -82,6 +82,21 @@ def test_gpu_and_cpu_agree_under_the_same_noise(family: str) -> None:
     torch.testing.assert_close(on_gpu.log_prob(G.cuda()).cpu(), on_cpu.log_prob(G), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(on_gpu.mean.cpu(), on_cpu.mean)
     torch.testing.assert_close(on_gpu.variance.cpu(), on_cpu.variance)
+
+
+def test_the_inverse_wishart_never_synchronises() -> None:
+    L1, L0 = (random_scale_tril(30, seed, (3,)).cuda().requires_grad_() for seed in (0, 1))
+    gamma = torch.rand(3, dtype=torch.float64).cuda().requires_grad_()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        p = InverseWishart(35.5, L0, validate_args=False)
+        q = InverseWishart(35.5 + gamma, L1, validate_args=False)
+        N, F = q.rsample_bartlett((4,))
+        loss = kl_divergence(q, p).mean() - log_density_ratio(p, q, N, F).mean()
+        grads = torch.autograd.grad(loss, [L1, L0, gamma])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(grad.isfinite().all() for grad in grads)
 
 
 def test_failures_are_marked_on_the_gpu_too() -> None:

@@ -45,10 +45,7 @@ def test_gradients_of_both_paths_agree(family: str, P: int, df: int) -> None:
         leaves = [arguments[name].requires_grad_() for name in names]
         q = CLASSES[family](**arguments)
         T, F = q.rsample_bartlett(noise=q.draw_noise(generator=torch.Generator().manual_seed(1)))
-        if path == "matrix":
-            value = q.log_prob(F @ F.mT)
-        else:
-            value = q.log_prob_bartlett(T) if family == "iw" else q.log_prob_bartlett(T, F)
+        value = q.log_prob(F @ F.mT) if path == "matrix" else q.log_prob_bartlett(T, F)
         grads.append(torch.autograd.grad(value, leaves))
     for name, matrix, factor in zip(names, *grads, strict=True):
         if name in ("scale_tril", "column_mixing"):
@@ -64,3 +61,47 @@ def test_zeros_in_ignored_places_of_scale_do_not_poison_gradients() -> None:
     (grad,) = torch.autograd.grad(q.log_prob_bartlett(T, F) + F.sum(), arguments["scale"])
     assert grad.isfinite().all()
     assert (grad.triu() == 0).all()
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_one_distribution_serves_several_backward_passes(family: str) -> None:
+    arguments = parameters(family, 3, 2)
+    for value in arguments.values():
+        if isinstance(value, Tensor):
+            value.requires_grad_()
+    q = CLASSES[family](**arguments)
+    for _ in range(2):
+        (q.rsample().sum() + q.log_prob(q.sample())).backward()
+
+
+def test_a_diagonal_that_underflows_keeps_finite_gradients() -> None:
+    arguments = parameters("gw", 2, 2)
+    arguments["concentration"] = torch.full((2,), 0.005, dtype=torch.float64)
+    arguments["rate"] = torch.full((2,), 1e20, dtype=torch.float64, requires_grad=True)
+    T, F = CLASSES["gw"](**arguments).rsample_bartlett((2000,))
+    assert (T.diagonal(dim1=-2, dim2=-1) > 0).all()
+    (grad,) = torch.autograd.grad(F.sum(), arguments["rate"])
+    assert grad.isfinite().all()
+
+
+def test_moments_that_do_not_exist_leave_the_gradients_of_others_alone() -> None:
+    L = torch.eye(3, dtype=torch.float64, requires_grad=True)
+    dist = CLASSES["iw"](torch.tensor([4.0, 8.0], dtype=torch.float64), L)
+    (grad,) = torch.autograd.grad(dist.mean[1].sum() + dist.variance[1].sum(), L)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_functional_transforms_work() -> None:
+    """torch.func differentiates a sample under fixed noise, and vmaps over it."""
+    arguments = parameters("ab-gw", 3, 2)
+    noise = CLASSES["ab-gw"](**arguments).draw_noise()
+
+    def total(concentration: Tensor) -> Tensor:
+        q = CLASSES["ab-gw"](**{**arguments, "concentration": concentration}, validate_args=False)
+        return q.rsample_bartlett(noise=noise)[1].sum()
+
+    alpha = arguments["concentration"]
+    several = torch.stack([alpha, 2 * alpha])
+    expected = torch.stack([torch.func.grad(total)(row) for row in several])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(several), expected)

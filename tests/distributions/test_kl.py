@@ -1,6 +1,7 @@
 """Closed-form KL divergences and the stable log-density ratio."""
 
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor
 from torch.distributions import kl_divergence
@@ -13,7 +14,7 @@ from deepwishart.distributions import (
     Wishart,
     log_density_ratio,
 )
-from deepwishart.distributions.base import BartlettWishart
+from deepwishart.distributions.bartlett_wishart import BartlettWishart
 from deepwishart.linalg import inverse_tril
 from tests.distributions.instances import (
     CLASSES,
@@ -130,6 +131,33 @@ def test_kl_of_inverse_wisharts_equals_that_of_their_inverses() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("family", POSTERIORS)
+def test_kl_at_unequal_df_against_monte_carlo(family: str, proofs: Proofs) -> None:
+    """Both of full rank: the degrees of freedom of q do not matter."""
+    draws = proofs.size(20_000, 1_000_000)
+    z = []
+    for df1, df0 in [(3, 6), (8, 4)]:
+        q, p = make_bartlett(family, 3, df1), Wishart(df0, random_scale_tril(3, 5))
+        G = q.sample((draws,), generator=generator(df1))
+        ratio = q.log_prob(G) - p.log_prob(G)
+        z.append((kl_divergence(q, p) - ratio.mean()) / (ratio.std() / draws**0.5))
+    proofs.z_scores(f"KL of {family} against a Wishart of other df, by Monte Carlo", torch.stack(z), draws)
+
+
+@pytest.mark.parametrize(("P", "df1", "df0"), [(1, 2.5, 1.5), (3, 6.25, 4.5), (4, 5.0, 9.75)])
+def test_log_density_ratio_of_inverse_wisharts_against_scipy(P: int, df1: float, df0: float) -> None:
+    L1, L0 = random_scale_tril(P, 3), random_scale_tril(P, 4)
+    q, p = InverseWishart(df1, L1), InverseWishart(df0, L0)
+    N, F = q.rsample_bartlett((5,))
+    expected = [
+        scipy.stats.invwishart.logpdf(G.numpy(), df0, (L0 @ L0.mT).numpy())
+        - scipy.stats.invwishart.logpdf(G.numpy(), df1, (L1 @ L1.mT).numpy())
+        for G in F @ F.mT
+    ]
+    found = log_density_ratio(p, q, N, F)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64).reshape(5), rtol=1e-9, atol=1e-9)
+
+
 def test_kl_of_inverse_wisharts_against_monte_carlo(proofs: Proofs) -> None:
     draws = proofs.size(20_000, 1_000_000)
     z = []
@@ -166,12 +194,19 @@ def test_kl_broadcasts() -> None:
 
 
 def test_different_ranks_and_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"one rank.*rank 2.*rank 3.*same df"):
+    with pytest.raises(ValueError, match=r"one rank.*rank=2.*rank=3.*same df"):
         kl_divergence(make("gw", 3, 2), make("wishart", 3, 3))
     with pytest.raises(ValueError, match="one size"):
         kl_divergence(make("gw", 3, 2), make("wishart", 4, 2))
     with pytest.raises(ValueError, match="one size"):
         kl_divergence(make("iw", 3, 2), make("iw", 4, 2))
+    with pytest.raises(ValueError, match="one dtype"):
+        kl_divergence(make("iw", 3, 2), make("iw", 3, 2, dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"must broadcast, got \(2,\) and \(3,\)"):
+        kl_divergence(make("a-gw", 3, 2, batch=(2,)), make("wishart", 3, 2, batch=(3,)))
+    q, p = make("gw", 3, 2), make("wishart", 3, 2)
+    with pytest.raises(ValueError, match="p must be a Wishart"):
+        log_density_ratio(q, p, *q.rsample_bartlett())
 
 
 @pytest.mark.parametrize(("P", "df"), [(40, 5), (100, 10)])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from deepwishart.distributions.base import BartlettWishart
+from deepwishart.distributions.bartlett_wishart import BartlettWishart
 
 
 def kl_as_in_the_note(q: BartlettWishart, L: Tensor) -> float:

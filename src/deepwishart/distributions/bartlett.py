@@ -33,6 +33,22 @@ class BartlettNoise(NamedTuple):
         gamma = GammaNoise.draw(torch.Size((*leading, rank)), like.dtype, like.device, generator)
         return cls(gaussian, gamma)
 
+    def check(self, batch_shape: torch.Size, num_rows: int, rank: int, like: Tensor) -> None:
+        """Refuse noise that was drawn for another shape, dtype or device."""
+        *leading, entries = self.gaussian.shape
+        fits = (
+            entries == _entries_below(num_rows, rank)
+            and self.gamma.boost.shape == (*leading, rank)
+            and torch.Size(leading[len(leading) - len(batch_shape) :]) == batch_shape
+            and (self.gaussian.dtype, self.gaussian.device) == (like.dtype, like.device)
+        )
+        if not fits:
+            raise ValueError(
+                f"noise must be drawn for factors of shape {('*sample', *batch_shape, num_rows, rank)}, {like.dtype} "
+                f"on {like.device}, got Gammas of shape {tuple(self.gamma.boost.shape)} with {entries} normals each, "
+                f"{self.gaussian.dtype} on {self.gaussian.device}. Use this distribution's own draw_noise."
+            )
+
     def below_diagonal(self, num_rows: int) -> Tensor:
         """The normals in their places, shape ``(*sample, *batch, P, r)``, with zeros on and above the diagonal."""
         *leading, rank = self.gamma.boost.shape
@@ -63,12 +79,12 @@ class Bartlett:
     """
 
     def __init__(self, concentration: Tensor, rate: Tensor, loc: Tensor, scale: Tensor) -> None:
-        below = torch.ones(scale.shape[-2:], dtype=torch.bool, device=scale.device).tril(-1)
         self.concentration = concentration
         self.rate = rate
         self.loc = loc.tril(-1)
-        # Masked before any logarithm: a 0 in an ignored place must not become 0·∞ in a gradient.
-        self.scale = torch.where(below, scale, 1.0)
+        # Before any logarithm: a 0 in an ignored place must not become 0·∞ in a gradient. And by operations that save
+        # nothing for the backward pass, so that one distribution serves several.
+        self.scale = scale.tril(-1) + torch.ones_like(scale).triu()
         self.num_rows, self.rank = scale.shape[-2:]
         self._num_gaussians = _entries_below(self.num_rows, self.rank)
 
@@ -83,7 +99,8 @@ class Bartlett:
     def rsample(self, noise: BartlettNoise) -> Tensor:
         """T for the given noise, shape ``(*sample, *batch, P, r)``."""
         gaussian = torch.addcmul(self.loc, self.scale, noise.below_diagonal(self.num_rows))
-        diagonal = (standard_gamma(self.concentration, noise.gamma) / self.rate).sqrt()
+        # Roots apart: a quotient of a small variate and a large rate could underflow to a zero without a gradient.
+        diagonal = standard_gamma(self.concentration, noise.gamma).sqrt() / self.rate.sqrt()
         return torch.diagonal_scatter(gaussian, diagonal, dim1=-2, dim2=-1)
 
     def log_prob(self, T: Tensor) -> Tensor:

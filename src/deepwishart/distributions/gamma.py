@@ -46,7 +46,7 @@ class GammaNoise(NamedTuple):
 def standard_gamma(concentration: Tensor, noise: GammaNoise) -> Tensor:
     r"""Gamma(concentration, 1) variates with implicitly reparameterised gradients.
 
-    Marsaglia & Tsang's method [MT2000]_ with a fixed number of proposals: with :math:`d = \alpha - 1/3` and
+    Marsaglia & Tsang's method [MT2000] with a fixed number of proposals: with :math:`d = \alpha - 1/3` and
     :math:`c = 1/\sqrt{9d}`, accept :math:`d v` with :math:`v = (1 + c x)^3` if
     :math:`\log u < x^2/2 + d - dv + d\log v`. For :math:`\alpha < 1` it draws at :math:`\alpha + 1` and multiplies
     by :math:`u^{1/\alpha}`. A NaN concentration gives NaN.
@@ -55,18 +55,23 @@ def standard_gamma(concentration: Tensor, noise: GammaNoise) -> Tensor:
         concentration: Positive, broadcasts to the noise's shape.
         noise: From :meth:`GammaNoise.draw`; its ``boost`` has the shape of the result.
     """
-    variate: Tensor = _StandardGamma.apply(concentration.expand_as(noise.boost), noise)
+    alpha = concentration.expand_as(noise.boost)
+    variate: Tensor = _Reparameterised.apply(alpha, _propose_and_pick(alpha.detach(), noise))
     return variate
 
 
-class _StandardGamma(torch.autograd.Function):
-    """Values by rejection, derivatives with respect to the concentration by torch's implicit formula."""
+class _Reparameterised(torch.autograd.Function):
+    """A Gamma variate whose derivative with respect to the concentration is torch's implicit formula."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, concentration: Tensor, noise: GammaNoise) -> Tensor:
-        variate = _propose_and_pick(concentration, noise)
-        ctx.save_for_backward(concentration, variate)
-        return variate
+    def forward(concentration: Tensor, variate: Tensor) -> Tensor:
+        return variate.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
     @once_differentiable

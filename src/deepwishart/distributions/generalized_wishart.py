@@ -5,7 +5,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from deepwishart.distributions.bartlett import Bartlett
-from deepwishart.distributions.base import BartlettWishart, validates
+from deepwishart.distributions.bartlett_wishart import BartlettWishart
+from deepwishart.distributions.base import validates
 from deepwishart.distributions.mixing import GeneralRows, TriangularRows
 from deepwishart.distributions.validation import (
     check_column_mixing,
@@ -68,10 +69,10 @@ class GeneralizedWishart(BartlettWishart):
         P = square_size("scale_tril", scale_tril)
         shapes = _bartlett_shapes(df, P, concentration, rate, loc, scale)
         batch_shape = check_shapes(
-            scale_tril=(scale_tril, (P, P)), scale_tril_inverse=(scale_tril_inverse, (P, P)), **shapes
+            {"scale_tril": (scale_tril, (P, P)), **shapes}, {"scale_tril_inverse": (scale_tril_inverse, (P, P))}
         )
         if validates(validate_args):
-            check_scale_tril(scale_tril)
+            check_scale_tril(scale_tril, scale_tril_inverse)
             _check_bartlett(concentration, rate, loc, scale)
         bartlett = Bartlett(concentration, rate, loc, scale)
         rows = TriangularRows(scale_tril, scale_tril_inverse)
@@ -119,10 +120,10 @@ class AGeneralizedWishart(BartlettWishart):
         P = square_size("row_mixing", row_mixing)
         shapes = _bartlett_shapes(df, P, concentration, rate, loc, scale)
         batch_shape = check_shapes(
-            row_mixing=(row_mixing, (P, P)), row_mixing_logabsdet=(row_mixing_logabsdet, ()), **shapes
+            {"row_mixing": (row_mixing, (P, P)), **shapes}, {"row_mixing_logabsdet": (row_mixing_logabsdet, ())}
         )
         if validates(validate_args):
-            check_row_mixing(row_mixing)
+            check_row_mixing(row_mixing, row_mixing_logabsdet)
             _check_bartlett(concentration, rate, loc, scale)
         bartlett = Bartlett(concentration, rate, loc, scale)
         rows = GeneralRows(row_mixing, row_mixing_logabsdet)
@@ -176,13 +177,11 @@ class ABGeneralizedWishart(BartlettWishart):
         r = min(df, P)
         shapes = _bartlett_shapes(df, P, concentration, rate, loc, scale)
         batch_shape = check_shapes(
-            row_mixing=(row_mixing, (P, P)),
-            column_mixing=(column_mixing, (r, r)),
-            row_mixing_logabsdet=(row_mixing_logabsdet, ()),
-            **shapes,
+            {"row_mixing": (row_mixing, (P, P)), "column_mixing": (column_mixing, (r, r)), **shapes},
+            {"row_mixing_logabsdet": (row_mixing_logabsdet, ())},
         )
         if validates(validate_args):
-            check_row_mixing(row_mixing)
+            check_row_mixing(row_mixing, row_mixing_logabsdet)
             check_column_mixing(column_mixing)
             _check_bartlett(concentration, rate, loc, scale)
         bartlett = Bartlett(concentration, rate, loc, scale)
@@ -201,7 +200,7 @@ class ABGeneralizedWishart(BartlettWishart):
 
 def _bartlett_shapes(
     df: int, P: int, concentration: Tensor, rate: Tensor, loc: Tensor, scale: Tensor
-) -> dict[str, tuple[Tensor | None, tuple[int, ...]]]:
+) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
     r = min(df, P)
     return {
         "concentration": (concentration, (r,)),

@@ -30,9 +30,9 @@ class TriangularRows:
             return self.inverse @ rhs
         return torch.linalg.solve_triangular(self.matrix, rhs, upper=False)
 
-    def unmix(self, phi: Tensor) -> Tensor:
-        """Λ, lower trapezoidal with a positive diagonal, such that L Λ = Φ."""
-        return self.whiten(phi)
+    def unmix(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Λ, lower trapezoidal with a positive diagonal, such that L Λ = Φ; and log|det L|."""
+        return self.whiten(phi), self.logabsdet
 
     def half_logdet_leading(self, F: Tensor) -> Tensor:
         """log|det F_{:r,:r}| of F = L T B, which is lower trapezoidal as T is."""
@@ -55,15 +55,19 @@ class GeneralRows:
     def logabsdet(self) -> Tensor:
         return log_abs_det(self.matrix) if self._logabsdet is None else self._logabsdet
 
-    def unmix(self, phi: Tensor) -> Tensor:
-        """Λ, lower trapezoidal with a positive diagonal, such that A Λ Λᵀ Aᵀ = Φ Φᵀ.
+    def unmix(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Λ, lower trapezoidal with a positive diagonal, such that A Λ Λᵀ Aᵀ = Φ Φᵀ; and log|det A|.
 
         Λ is A⁻¹Φ up to a rotation from the right, which a QR factorisation removes. Unlike a Cholesky factor of
         A⁻¹ G A⁻ᵀ this meets the condition number of A once, not squared.
         """
-        _, R = torch.linalg.qr(torch.linalg.solve(self.matrix, phi).mT)
+        lu, pivots, _ = torch.linalg.lu_factor_ex(self.matrix, check_errors=False)
+        logabsdet = lu.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1) if self._logabsdet is None else self._logabsdet
+        batch_shape = torch.broadcast_shapes(lu.shape[:-2], phi.shape[:-2])
+        unmixed = torch.linalg.lu_solve(lu, pivots, phi.expand(*batch_shape, -1, -1))
+        _, R = torch.linalg.qr(unmixed.mT)
         signs = R.diagonal(dim1=-2, dim2=-1).sign()
-        return (signs[..., :, None] * R).mT
+        return (signs[..., :, None] * R).mT, logabsdet
 
     def half_logdet_leading(self, F: Tensor) -> Tensor:
         """log|det F_{:r,:r}| of F = A T B: one LU factorisation of size r."""

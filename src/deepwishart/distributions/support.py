@@ -3,7 +3,7 @@ r"""The set of positive semi-definite matrices of a given rank, and how to tell 
 A sample :math:`F F^\top` computed in floating point has rank P, strictly speaking, and a matrix of too low a rank
 has pivots that are not quite zero. The tests here know how large rounding can make them. Let row i be predicted
 from rows k < j with weights :math:`W_{ik}`, by Gaussian elimination of the first j columns. An error of
-:math:`\epsilon\sqrt{G_{ik}G_{kk}}` in each entry then moves what is left of :math:`G_{il}` by no more than
+:math:`\epsilon\sqrt{G_{ii}G_{kk}}` in each entry then moves what is left of :math:`G_{il}` by no more than
 
 .. math:: \epsilon\,\rho_i\rho_l, \qquad \rho_i = \sqrt{G_{ii}} + \sum_k |W_{ik}|\sqrt{G_{kk}},
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from deepwishart.distributions.validation import where_in
-from deepwishart.linalg import inverse_tril, thin_cholesky
+from deepwishart.linalg import inverse_tril, is_symmetric, thin_cholesky
 
 __all__ = ["PositiveSemidefiniteOfRank", "factorise_value"]
 
@@ -35,13 +35,17 @@ class PositiveSemidefiniteOfRank(constraints.Constraint):
     event_dim = 2
 
     def __init__(self, rank: int) -> None:
+        if rank < 1:
+            raise ValueError(f"rank must be at least 1, got {rank}.")
         self.rank = rank
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
+        if value.shape[-1] < self.rank or value.shape[-1] != value.shape[-2]:
+            raise ValueError(f"Matrices of rank {self.rank} have that many rows and columns, got {tuple(value.shape)}.")
         finite = value.isfinite().all(-1).all(-1)
         phi, definite = thin_cholesky(value, self.rank)
-        return finite & definite & _is_symmetric(value) & _has_rank(value, phi, self.rank)
+        return finite & definite & is_symmetric(value) & _has_rank(value, phi, self.rank)
 
     def __repr__(self) -> str:
         return f"PositiveSemidefiniteOfRank({self.rank})"
@@ -67,7 +71,7 @@ def factorise_value(value: Tensor, rank: int, batch_shape: torch.Size, like: Ten
             f"value must be finite, got {value[~finite][0].item()}{where_in(~finite)}. "
             f"Check the computation that produced it."
         )
-    symmetric = _is_symmetric(value)
+    symmetric = is_symmetric(value)
     if not symmetric.all():
         gap = (value - value.mT).abs()[~symmetric][0].max().item()
         raise ValueError(
@@ -98,12 +102,6 @@ def _check_form(value: Tensor, batch_shape: torch.Size, like: Tensor) -> None:
             f"The leading dimensions of value must broadcast with batch_shape {tuple(batch_shape)}, got "
             f"{tuple(value.shape[:-2])}. Put sample dimensions in front of batch dimensions."
         ) from None
-
-
-def _is_symmetric(value: Tensor) -> Tensor:
-    gap = torch.linalg.vector_norm(value - value.mT, ord=torch.inf, dim=(-2, -1))
-    size = torch.linalg.vector_norm(value, ord=torch.inf, dim=(-2, -1))
-    return gap <= torch.finfo(value.dtype).eps ** 0.5 * size
 
 
 def _has_rank(value: Tensor, phi: Tensor, rank: int) -> Tensor:
@@ -141,14 +139,16 @@ def _explain_rank(matrix: Tensor, rank: int, where: str) -> str:
             f"value must be positive semi-definite, got a matrix with an eigenvalue of {eigenvalues[0].item():.3g}"
             f"{where}. Pass a Gram matrix F @ F.mT."
         )
+    precision = "use float64, or " if matrix.dtype != torch.float64 else ""
+    if_a_sample = f"If it is a sample, {precision}keep its factors for log_prob_bartlett."
     found = int((eigenvalues > tolerance).sum())
     if found != rank:
         return (
-            f"value must have rank min(df, P) = {rank}, got a {size}×{size} matrix of numerical rank {found}{where}. "
-            f"Pass F @ F.mT with an F of {rank} independent columns, or choose another df."
+            f"value must have rank min(df, P) = {rank}, got a {size}×{size} matrix of rank {found} to {name} precision"
+            f"{where}. Pass F @ F.mT with an F of {rank} independent columns, or choose another df. {if_a_sample}"
         )
     return (
         f"The leading {rank}×{rank} block of value must be non-singular, got one that is singular to {name} precision"
         f"{where}: the density is with respect to the first {rank} columns. Reorder the rows so that independent ones "
-        f"come first, use float64, or keep the factors of a sample for log_prob_bartlett."
+        f"come first. {if_a_sample}"
     )

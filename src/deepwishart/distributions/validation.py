@@ -4,11 +4,16 @@ Shapes, dtypes and devices are always checked, since that costs nothing; values 
 validates its arguments, since looking at a value synchronises a device.
 """
 
+import numbers
 import operator
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from deepwishart.linalg import log_abs_det
 
 __all__ = [
     "check_column_mixing",
@@ -25,34 +30,40 @@ __all__ = [
 ]
 
 _SUPPORTED_DTYPES = (torch.float32, torch.float64)
+_LARGEST_DF = 10**15  # a float64 holds all integers up to there, and their halves
 
 
 def require_integer_df(df: Any) -> int:
     """``df`` as a Python int."""
     try:
         integer = operator.index(df)
-    except TypeError:
+    except (TypeError, RuntimeError):
         integer = 0
-    if integer < 1 or isinstance(df, bool):
-        raise ValueError(f"df must be a positive integer, got {df!r}. Pass a Python int of at least 1.")
+    is_bool = isinstance(df, bool) or (isinstance(df, Tensor) and df.dtype == torch.bool)
+    if not 1 <= integer <= _LARGEST_DF or is_bool:
+        raise ValueError(f"df must be a positive integer, got {df!r}. Pass a Python int from 1 to {_LARGEST_DF:.0e}.")
     return integer
 
 
 def require_real_df(df: Any) -> float:
     """``df`` as a Python float."""
-    try:
-        return float(df)
-    except (TypeError, ValueError):
-        raise ValueError(f"df must be a real number or a tensor of them, got {df!r}.") from None
+    if isinstance(df, bool) or not isinstance(df, numbers.Real):
+        raise ValueError(f"df must be a real number or a tensor of them, got {df!r}.")
+    return float(df)
 
 
-def check_shapes(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> torch.Size:
+def check_shapes(
+    required: Mapping[str, tuple[Tensor, tuple[int, ...]]],
+    optional: Mapping[str, tuple[Tensor | None, tuple[int, ...]]] = MappingProxyType({}),
+) -> torch.Size:
     """Check every parameter's dtype, device and event shape; return the batch shape they broadcast to.
 
     Args:
-        parameters: For each name, the tensor and the event shape that it must end with. ``None`` is passed over.
+        required: For each name, the tensor and the event shape that it must end with.
+        optional: The same for parameters that may be ``None``.
     """
-    given = {name: (tensor, event) for name, (tensor, event) in parameters.items() if tensor is not None}
+    given = dict(required)
+    given.update({name: (tensor, event) for name, (tensor, event) in optional.items() if tensor is not None})
     for name, (tensor, event_shape) in given.items():
         _check_form(name, tensor, event_shape)
     _check_agreement("dtype", {name: str(tensor.dtype) for name, (tensor, _) in given.items()})
@@ -76,29 +87,47 @@ def square_size(name: str, tensor: Tensor) -> int:
     return given[-1]
 
 
-def check_scale_tril(scale_tril: Tensor) -> None:
-    """Lower triangular with a positive diagonal."""
+def check_scale_tril(scale_tril: Tensor, inverse: Tensor | None) -> None:
+    """Lower triangular with a positive diagonal, and the inverse, where given, its inverse."""
     remedy = "Pass torch.linalg.cholesky(scale)."
     check_finite("scale_tril", scale_tril)
     _check_lower("scale_tril", scale_tril, remedy)
     diagonal = scale_tril.diagonal(dim1=-2, dim2=-1)
     _require(diagonal > 0, diagonal, "The diagonal of scale_tril must be positive", remedy)
+    if inverse is not None:
+        identity = torch.eye(scale_tril.shape[-1], dtype=scale_tril.dtype, device=scale_tril.device)
+        error = (inverse @ scale_tril - identity).abs().amax((-2, -1))
+        _require(
+            error <= _shortcut_tolerance(scale_tril),
+            error,
+            "scale_tril_inverse must be the inverse of scale_tril: their product must differ little from the identity",
+            "Leave it out, or pass deepwishart.linalg.inverse_tril(scale_tril).",
+        )
 
 
-def check_row_mixing(row_mixing: Tensor) -> None:
-    """Invertible to working precision, whatever the scale of its rows."""
+def check_row_mixing(row_mixing: Tensor, logabsdet: Tensor | None) -> None:
+    """Invertible to working precision in any units of rows and columns, and the determinant, where given, its own."""
     check_finite("row_mixing", row_mixing)
-    row_norm = row_mixing.abs().amax(-1, keepdim=True)
-    lu, _, _ = torch.linalg.lu_factor_ex(row_mixing / row_norm.clamp_min(torch.finfo(row_mixing.dtype).tiny))
-    pivots = lu.diagonal(dim1=-2, dim2=-1).abs()
-    smallest = pivots.amin(-1) / pivots.amax(-1)
-    tolerance = row_mixing.shape[-1] * torch.finfo(row_mixing.dtype).eps
+    tiny, eps = torch.finfo(row_mixing.dtype).tiny, torch.finfo(row_mixing.dtype).eps
+    A = row_mixing / row_mixing.abs().amax(-1, keepdim=True).clamp_min(tiny)
+    A = A / A.abs().amax(-2, keepdim=True).clamp_min(tiny)
+    inverse, _ = torch.linalg.inv_ex(A)
+    rcond = 1 / (torch.linalg.matrix_norm(A, 1) * torch.linalg.matrix_norm(inverse, 1))
+    tolerance = row_mixing.shape[-1] * eps
     _require(
-        smallest > tolerance,
-        smallest,
-        f"row_mixing must be invertible: the ratio of its smallest pivot to its largest must exceed {tolerance:.1e}",
+        rcond > tolerance,
+        rcond,
+        f"row_mixing must be invertible: the reciprocal of its condition number must exceed {tolerance:.1e}",
         "Start from the identity, or write it as a product of triangular matrices with a positive diagonal.",
     )
+    if logabsdet is not None:
+        error = (log_abs_det(row_mixing) - logabsdet).abs()
+        _require(
+            error <= _shortcut_tolerance(row_mixing) * (1 + logabsdet.abs()),
+            error,
+            "row_mixing_logabsdet must be log|det| of row_mixing: the difference must be small",
+            "Leave it out, or pass deepwishart.linalg.log_abs_det(row_mixing).",
+        )
 
 
 def check_column_mixing(column_mixing: Tensor) -> None:
@@ -135,15 +164,22 @@ def where_in(invalid: Tensor) -> str:
 
 
 def _check_form(name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> None:
-    if not isinstance(tensor, Tensor) or tensor.dtype not in _SUPPORTED_DTYPES:
-        kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(f"{name} must be a float64 or float32 tensor, got {kind}. Convert it with .to(torch.float64).")
+    if not isinstance(tensor, Tensor) or tensor.dtype not in _SUPPORTED_DTYPES or tensor.layout != torch.strided:
+        kind = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(
+            f"{name} must be a dense float64 or float32 tensor, got {kind}. Convert it with .to(torch.float64)."
+        )
     if tensor.ndim < len(event_shape) or tuple(tensor.shape[tensor.ndim - len(event_shape) :]) != event_shape:
         expected = ", ".join(("*batch", *map(str, event_shape)))
         raise ValueError(
             f"{name} must have shape ({expected}), got {tuple(tensor.shape)}. P is the size of the matrices, and the "
             f"Bartlett factor has min(df, P) columns."
         )
+
+
+def _shortcut_tolerance(like: Tensor) -> float:
+    """What a caller may supply is an error only if it is grossly wrong: 1e-4 in float64, 2e-2 in float32."""
+    return float(torch.finfo(like.dtype).eps) ** 0.25
 
 
 def _check_lower(name: str, matrix: Tensor, remedy: str) -> None:

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from deepwishart.distributions.bartlett import Bartlett
-from deepwishart.distributions.base import BartlettWishart, validates
+from deepwishart.distributions.bartlett_wishart import BartlettWishart
+from deepwishart.distributions.base import validates
 from deepwishart.distributions.mixing import TriangularRows
 from deepwishart.distributions.validation import check_scale_tril, check_shapes, require_integer_df, square_size
 
@@ -50,19 +51,21 @@ class Wishart(BartlettWishart):
     ) -> None:
         df = require_integer_df(df)
         P = square_size("scale_tril", scale_tril)
-        batch_shape = check_shapes(scale_tril=(scale_tril, (P, P)), scale_tril_inverse=(scale_tril_inverse, (P, P)))
+        batch_shape = check_shapes(
+            {"scale_tril": (scale_tril, (P, P))}, {"scale_tril_inverse": (scale_tril_inverse, (P, P))}
+        )
         if validates(validate_args):
-            check_scale_tril(scale_tril)
+            check_scale_tril(scale_tril, scale_tril_inverse)
         bartlett = Bartlett.standard(df, P, scale_tril)
         rows = TriangularRows(scale_tril, scale_tril_inverse)
         super().__init__(df, bartlett, rows, None, batch_shape, validate_args)
 
-    def _log_density(self, T: Tensor, half_logdet_G: Tensor) -> Tensor:
+    def _log_density(self, T: Tensor, half_logdet_G: Tensor, logabsdet_A: Tensor) -> Tensor:
         nu, P, r = self.df, self.event_shape[-1], self.rank
         constant = 0.5 * nu * ((r - P) * math.log(math.pi) - P * math.log(2)) - _log_multigamma(0.5 * nu, r)
         # tr(S⁻¹G) = ‖L⁻¹Φ‖² = ‖T‖².
         trace = (T**2).sum((-2, -1))
-        return constant - nu * self.rows.logabsdet + (nu - P - 1) * half_logdet_G - 0.5 * trace
+        return constant - nu * logabsdet_A + (nu - P - 1) * half_logdet_G - 0.5 * trace
 
     @property
     def mean(self) -> Tensor:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from deepwishart.distributions import AGeneralizedWishart, GeneralizedWishart
-from deepwishart.distributions.base import BartlettWishart
+from deepwishart.distributions.bartlett_wishart import BartlettWishart
 
 __all__ = ["GammaFit", "Skewness", "draw_probability_plot", "exact_skewness", "fit_gamma", "top_left_elements"]
 
