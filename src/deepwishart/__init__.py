@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "distributions", "linalg"]
+__all__ = ["__version__", "distributions", "gram", "kernels", "linalg"]
 
 
 def __getattr__(name: str) -> ModuleType:
