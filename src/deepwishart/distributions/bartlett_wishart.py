@@ -43,6 +43,13 @@ class BartlettWishart(PSDDistribution):
     def bartlett(self) -> Bartlett:
         return self._bartlett
 
+    def detach_bartlett(self) -> "BartlettWishart":
+        """The same distribution with the parameters of T held fixed, for path-derivative gradients."""
+        new: BartlettWishart = self.expand(self.batch_shape)
+        b = self.bartlett
+        new._bartlett = Bartlett(b.concentration.detach(), b.rate.detach(), b.loc.detach(), b.scale.detach())
+        return new
+
     def mix_columns(self, T: Tensor) -> Tensor:
         """T B."""
         return T if self._B is None else T @ self._B

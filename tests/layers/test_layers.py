@@ -1,0 +1,286 @@
+"""Hidden layers: their law at the prior, reductions, invariances, divergences."""
+
+from typing import Any
+
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from deepwishart.distributions import InverseWishart, Wishart
+from deepwishart.gram import Gram
+from deepwishart.layers import INITIALISATIONS, WishartPosterior
+from deepwishart.linalg import cholesky
+from tests.distributions.instances import generator
+from tests.layers.instances import JITTER, METHODS, inputs, joint, make_layer, perturb
+from tests.proofs import Proofs
+
+M = 4
+WIDTHS = (2, 4, 7)  # ν <, =, > M
+WISHART = ("gw", "a-gw", "ab-gw")
+
+
+def sample(layer: Any, gram: Gram, draws: int, seed: int, num_points: int | None = None) -> Any:
+    """Many samples from one layer, each other point with its own noise."""
+    points = gram.tt.shape[-1] if num_points is None else num_points
+    batch = gram.ii.shape[:-2]
+    with torch.no_grad():
+        return layer(gram, layer.draw_noise(torch.Size((draws,)) + batch, points, generator(seed)))
+
+
+def kernel_matrix(layer: Any, gram: Gram) -> Tensor:
+    """K over all points, jitter included."""
+    with torch.no_grad():
+        K = joint(layer.kernel(gram))
+    return K + JITTER * K[:M, :M].diagonal().mean() * torch.eye(M + 1, dtype=K.dtype)
+
+
+def ks(ours: Tensor, theirs: Tensor) -> list[float]:
+    """p-values of two-sample tests on entries and on statistics that mix the blocks."""
+
+    def statistics(G: Tensor) -> list[Tensor]:
+        ratio = G[:, M, M] / G[:, 0, 0]
+        determinant = torch.linalg.det(G[:, [0, 1, M]][:, :, [0, 1, M]])
+        return [G[:, 0, 0], G[:, 0, 1], G[:, 0, M], G[:, M - 1, M], G[:, M, M], G.sum((-2, -1)), ratio, determinant]
+
+    pairs = zip(statistics(ours), statistics(theirs), strict=True)
+    return [float(scipy.stats.ks_2samp(a.numpy(), b.numpy()).pvalue) for a, b in pairs]
+
+
+# The law of a layer whose posterior is its prior.
+
+
+@pytest.mark.parametrize("df", WIDTHS)
+@pytest.mark.parametrize("method", [*WISHART, "dgp"])
+def test_at_the_prior_inducing_and_other_points_have_the_joint_wishart_law(
+    method: str, df: int, proofs: Proofs
+) -> None:
+    """A Gaussian layer's Gram matrix too: the deep Wishart process and the deep GP have one prior."""
+    draws = proofs.size(10_000, 500_000)
+    gram = inputs(M, 1)
+    layer = make_layer(method, gram, df)
+    ours = joint(sample(layer, gram, draws, 1).gram)
+    theirs = Wishart(df, torch.linalg.cholesky(kernel_matrix(layer, gram) / df)).sample((draws,), generator(2))
+    proofs.p_values(
+        f"{method} layer at the prior against the joint Wishart, M = {M}, ν = {df}", ks(ours, theirs), draws
+    )
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("method", ["a-gw", "dgp"])
+def test_the_comparison_sees_a_wrong_power_of_the_width(method: str, factor: float) -> None:
+    """A layer with 1/ν twice, or without it, at ν = 2 is off by this factor."""
+    gram = inputs(M, 1)
+    layer = make_layer(method, gram, 2)
+    ours = joint(sample(layer, gram, 10_000, 1).gram)
+    wrong = Wishart(2, torch.linalg.cholesky(factor * kernel_matrix(layer, gram) / 2)).sample((10_000,), generator(2))
+    p = ks(ours, wrong)
+    assert max(p[0], p[2], p[4], p[5]) < 1e-6
+
+
+def test_at_the_prior_inducing_and_other_points_have_the_joint_inverse_wishart_law(proofs: Proofs) -> None:
+    draws = proofs.size(10_000, 500_000)
+    gram = inputs(M, 1)
+    layer = make_layer("diwp", gram, 0)
+    with torch.no_grad():
+        layer.V.zero_()
+        layer.log_gamma.fill_(-40.0)
+    ours = joint(sample(layer, gram, draws, 1).gram)
+    delta = layer.log_delta.exp().item()
+    scale = torch.linalg.cholesky(delta * kernel_matrix(layer, gram))
+    theirs = InverseWishart(delta + M + 1 + 1, scale).sample((draws,), generator(2))
+    proofs.p_values("diwp layer at the prior against the joint inverse Wishart", ks(ours, theirs), draws)
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 100])
+def test_the_inverse_wisharts_conditional_does_not_depend_on_the_batch_size(batch_size: int, proofs: Proofs) -> None:
+    """Copies of one point in a batch of any size: each has the marginal InvGamma((δ + 2)/2, δ k_tt/2)."""
+    draws = proofs.size(20_000, 500_000) // batch_size
+    gram = inputs(M, 1)
+    wide = Gram(gram.ii, gram.it.expand(M, batch_size), gram.tt.expand(batch_size))
+    layer = make_layer("diwp", gram, 0)
+    with torch.no_grad():
+        layer.V.zero_()
+        layer.log_gamma.fill_(-40.0)
+    G_tt = sample(layer, wide, draws, 3).gram.tt
+    delta, k = layer.log_delta.exp().item(), kernel_matrix(layer, gram)[M, M].item()
+    law = scipy.stats.invgamma((delta + 2) / 2, scale=delta * k / 2)
+    # Points of one draw share the inducing block: one of them is a fair sample.
+    p = float(scipy.stats.kstest(G_tt[:, -1].numpy(), law.cdf).pvalue)
+    proofs.p_values(f"diwp: marginal of a point in a batch of {batch_size}", [p], draws)
+
+
+# Reductions.
+
+
+@pytest.mark.parametrize("df", WIDTHS)
+def test_a_gw_with_unit_mixing_is_gw_and_ab_gw_with_unit_columns_is_a_gw(df: int) -> None:
+    gram = inputs(M, 5)
+    gw, a_gw, ab_gw = (make_layer(method, gram, df) for method in WISHART)
+    perturb(ab_gw, seed=1)
+    for simpler in (gw, a_gw):
+        shared = {k: v for k, v in ab_gw.state_dict().items() if k in simpler.state_dict()}
+        simpler.load_state_dict(shared)
+    with torch.no_grad():
+        ab_gw.posterior.columns.zero_()
+    noise = gw.draw_noise(torch.Size((3,)), 5, generator(0))
+    assert_same(ab_gw(gram, noise), a_gw(gram, noise))
+    with torch.no_grad():
+        a_gw.posterior.rows.zero_()
+    assert_same(a_gw(gram, noise), gw(gram, noise))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for a, b in zip((*one.gram, one.kl), (*other.gram, other.kl), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_mixing_cannot_become_singular() -> None:
+    posterior = WishartPosterior("ab-gw", 3, torch.eye(5, dtype=torch.float64))
+    perturb(posterior, 3.0)
+    torch.testing.assert_close(torch.linalg.det(posterior.row_mixing).abs().item(), 1.0, rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.linalg.det(posterior.column_mixing).item(), 1.0, rtol=1e-9, atol=0)
+
+
+# Invariances.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_point_does_not_depend_on_its_batch_under_shared_noise(method: str) -> None:
+    gram = inputs(M, 7)
+    layer = make_layer(method, gram, 3)
+    perturb(layer)
+    noise = layer.draw_noise(torch.Size((3,)), 1, generator(0))
+    whole = layer(gram, noise)
+    for size in (1, 3, 7):
+        part = layer(Gram(gram.ii, gram.it[:, :size], gram.tt[:size]), noise)
+        torch.testing.assert_close(part.gram.it, whole.gram.it[..., :size], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(part.gram.tt, whole.gram.tt[..., :size], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(part.kl, whole.kl)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_replicas_are_independent_models(method: str) -> None:
+    """Two replicas in one pass equal each alone, under the same noise."""
+    gram = inputs(M, 5, batch=(2,))
+    layer = make_layer(method, gram, 3)
+    perturb(layer)
+    noise = layer.draw_noise(torch.Size((3, 2)), 5, generator(0))
+    together = layer(gram, noise)
+    for r in range(2):
+        alone = make_layer(method, Gram(*(block[r] for block in gram)), 3)
+        alone.load_state_dict({name: value[r] for name, value in layer.state_dict().items()})
+        single = alone(Gram(*(block[r] for block in gram)), replica_of(noise, r))
+        for a, b in zip(single.gram, together.gram, strict=True):
+            torch.testing.assert_close(a, b[:, r], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(single.kl, together.kl[..., r], rtol=1e-10, atol=1e-10)
+
+
+def replica_of(noise: Any, r: int) -> Any:
+    """The noise of one replica: the second dimension, or the third where proposals come first."""
+    if isinstance(noise, Tensor):
+        return noise[:, r]
+    if type(noise).__name__ == "GammaNoise":
+        return type(noise)(noise.normal[:, :, r], noise.uniform[:, :, r], noise.boost[:, r])
+    return type(noise)(*(replica_of(part, r) for part in noise))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_layers_divergence_needs_no_samples(method: str) -> None:
+    gram = inputs(M, 5)
+    layer = make_layer(method, gram, 3)
+    first = layer(gram, layer.draw_noise(torch.Size((6,)), 5, generator(0)))
+    assert first.kl.shape == ()
+    assert first.gram.ii.shape == (6, M, M)
+    second = layer(first.gram, layer.draw_noise(torch.Size((6,)), 5, generator(1)))
+    assert second.kl.shape == (6,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_parameter_has_a_finite_gradient(method: str, dtype: torch.dtype) -> None:
+    gram = inputs(20, 10, dtype=dtype)
+    layer = make_layer(method, gram, 3)
+    with torch.no_grad():
+        layer.jitter.fill_(1e-3)
+    output = layer(gram, layer.draw_noise(torch.Size((2,)), 10, generator(0)))
+    again = layer(output.gram, layer.draw_noise(torch.Size((2,)), 10, generator(1)))
+    loss = output.kl.mean() + again.kl.mean() + again.gram.it.sum() + again.gram.tt.sum()
+    for name, parameter in layer.named_parameters():
+        (grad,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+        assert grad.isfinite().all(), name
+        assert grad.abs().sum() > 0, name
+
+
+# Divergences.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_three_estimators_of_the_divergence_agree(method: str, proofs: Proofs) -> None:
+    """In expectation, and so do their gradients."""
+    draws = proofs.size(4_000, 100_000)
+    gram = inputs(M, 1)
+    values, gradients = {}, {}
+    for kl in ("closed-form", "sampled", "path-derivative"):
+        layer = make_layer(method, gram, 3, kl=kl)
+        if method == "dgp":
+            with torch.no_grad():
+                layer.posterior.precision_root.fill_(0.0).diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        perturb(layer, 0.2, seed=5)
+        output = layer(gram, layer.draw_noise(torch.Size((draws,)), 1, generator(6)))
+        values[kl] = output.kl.detach()
+        grads = [
+            torch.autograd.grad(
+                output.kl.expand(draws)[k], list(layer.parameters()), retain_graph=True, allow_unused=True
+            )
+            for k in range(60)
+        ]
+        gradients[kl] = torch.stack(
+            [torch.cat([x.flatten() for x in per_sample if x is not None]) for per_sample in grads]
+        )
+    exact = values["closed-form"]
+    z = [(values[kl].mean() - exact) / (values[kl].std() / draws**0.5) for kl in ("sampled", "path-derivative")]
+    proofs.z_scores(f"{method}: sampled divergences against the closed form", torch.stack(z), draws)
+    reference = gradients["closed-form"][0]
+    for kl in ("sampled", "path-derivative"):
+        spread = gradients[kl].std(0) / len(gradients[kl]) ** 0.5
+        error = (gradients[kl].mean(0) - reference) / (spread + 1e-9 + 1e-3 * reference.abs())
+        assert error.abs().max() < 6, kl
+
+
+@pytest.mark.parametrize("name", ["prior", "whitened"])
+@pytest.mark.parametrize("method", WISHART)
+def test_initialisations_at_the_prior_have_no_divergence(method: str, name: str) -> None:
+    gram = inputs(M, 1)
+    layer = make_layer(method, gram, 3, name)
+    kl = layer(gram, layer.draw_noise(torch.Size((2,)), 1, generator(0))).kl
+    assert kl.item() == pytest.approx(0, abs=1e-9)
+
+
+def test_the_whitened_posterior_has_no_divergence_whatever_lies_below() -> None:
+    layer = make_layer("ab-gw", inputs(M, 1), 3, "whitened")
+    other = inputs(M, 1, seed=9)
+    kl = layer(other, layer.draw_noise(torch.Size((2,)), 1, generator(0))).kl
+    assert kl.item() == pytest.approx(0, abs=1e-9)
+
+
+def test_unknown_names_are_refused() -> None:
+    gram = inputs(M, 1)
+    with pytest.raises(ValueError, match=r"posterior must be gw, a-gw or ab-gw, got 'wishart'"):
+        WishartPosterior("wishart", 3, torch.eye(3))
+    with pytest.raises(ValueError, match=r"kl must be closed-form, sampled or path-derivative, got 'exact'"):
+        make_layer("gw", gram, 3, kl="exact")
+
+
+def test_posterior_is_the_papers() -> None:
+    """Ψ = (1 − q) S + q V Vᵀ and A = chol(Ψ) A′, against dense algebra."""
+    posterior = WishartPosterior("ab-gw", 3, torch.eye(M, dtype=torch.float64), INITIALISATIONS["authors"])
+    perturb(posterior, 0.3)
+    S = joint(inputs(M - 1, 1)) + torch.eye(M, dtype=torch.float64)
+    q = posterior.q_logit.sigmoid()
+    Psi = (1 - q) * S + q * posterior.V @ posterior.V.mT
+    found = posterior(cholesky(S, jitter=0.0))
+    torch.testing.assert_close(found.rows.matrix, torch.linalg.cholesky(Psi) @ posterior.row_mixing)
+    torch.testing.assert_close(found.rows.logabsdet, torch.linalg.slogdet(found.rows.matrix).logabsdet)
+    assert kl_divergence(found, Wishart(3, torch.linalg.cholesky(S))) > 0
