@@ -44,7 +44,7 @@ class Proofs:
     def z_scores(self, claim: str, z: torch.Tensor, draws: int) -> None:
         """Record and check that no z-score is larger than chance allows."""
         cases = z.numel()
-        self.record(claim, cases=cases, draws=draws, worst=z.abs().max().item(), limit=z_limit(cases), unit="|z|")
+        self.record(claim, cases=cases, draws=draws, worst=z.abs().max().item(), limit=z_limit(cases), unit="abs z")
 
     def p_values(self, claim: str, p: list[float], draws: int) -> None:
         """Record and check that no p-value is smaller than chance allows."""
@@ -62,7 +62,7 @@ class Proofs:
         lines = [
             "# Proofs",
             "",
-            "Written by `make prove`: the statistical claims of the test suite at full size. A limit on |z| or p is",
+            "Written by `make prove`: the statistical claims of the test suite at full size. A limit on abs z or p is",
             "one that chance exceeds in one of 10,000 runs, given the number of cases.",
             "",
             f"{datetime.date.today().isoformat()}, {machine()}.",
@@ -87,7 +87,8 @@ def _row(proof: Proof) -> str:
     draws = f"{proof.draws:,}" if proof.draws else "–"
     relation = "≥" if proof.unit == "p" else "≤"
     worst = f"{proof.unit} = {proof.worst:.2g}"
-    return f"| {proof.claim} | {proof.cases:,} | {draws} | {worst} | {relation} {proof.limit:.2g} |"
+    claim = proof.claim.replace("|", "\\|")  # a bar would end the table's cell
+    return f"| {claim} | {proof.cases:,} | {draws} | {worst} | {relation} {proof.limit:.2g} |"
 
 
 def machine() -> str:

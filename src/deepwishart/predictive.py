@@ -1,0 +1,161 @@
+"""Predictive distributions: a mixture over posterior samples, and within each over quadrature nodes."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Poisson, StudentT
+
+from deepwishart.likelihoods import Components
+
+__all__ = ["Predictive"]
+
+_BISECTIONS = 80
+_BLOCK = 10_000_000  # numbers that a block of draws may hold
+
+
+class Predictive:
+    """The mixture of Components over S equally likely samples. Outputs are independent within a sample.
+
+    Args:
+        components: Batch shape ``(nodes, S, *batch, N, outputs)``.
+    """
+
+    def __init__(self, components: Components) -> None:
+        self.components = components.distribution
+        self.log_weights = components.log_weights
+
+    @property
+    def num_samples(self) -> int:
+        """S, the number of posterior samples."""
+        return int(self.components.batch_shape[1])
+
+    @property
+    def mean(self) -> Tensor:
+        """Shape ``(*batch, N, outputs)``."""
+        return self._average(self.components.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """By the law of total variance: the mean of the variances plus the variance of the means."""
+        mean = self.mean
+        return self._average(self.components.variance + (self.components.mean - mean) ** 2)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Square root of the variance."""
+        return self.variance.sqrt()
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities of the classes, shape ``(*batch, N, classes)``; for Bernoulli that of 1, ``(*batch, N, 1)``."""
+        if not hasattr(self.components, "probs"):
+            raise ValueError(
+                f"Only classes have probabilities, not {type(self.components).__name__}. Ask for quantiles."
+            )
+        probs: Tensor = self.components.probs
+        if isinstance(self.components, Categorical):
+            probs = probs[..., 0, :]
+        return self._average(probs)
+
+    def log_prob(self, Y: Tensor) -> Tensor:
+        """log of the mean density over samples, all outputs of a point together, shape ``(*batch, N)``."""
+        log_prob = self.components.log_prob(Y)
+        log_weights = self.log_weights.reshape(-1, *(1,) * (log_prob.ndim - 1))
+        given_sample = (log_prob + log_weights).logsumexp(0).sum(-1)
+        return given_sample.logsumexp(0) - math.log(self.num_samples)
+
+    def cdf(self, Y: Tensor) -> Tensor:
+        """P(y ≤ Y) of each output, shape ``(*batch, N, outputs)``."""
+        return self._average(_cdf(self.components, Y))
+
+    def quantile(self, levels: Tensor | list[float] | tuple[float, ...]) -> Tensor:
+        """Quantiles of each output by bisection of the cdf, shape ``(levels, *batch, N, outputs)``.
+
+        For counts, the smallest whole number whose cdf reaches the level.
+        """
+        mean = self.components.mean
+        level = torch.as_tensor(levels, dtype=mean.dtype, device=mean.device).reshape(-1, *(1,) * (mean.ndim - 2))
+        if not ((level > 0) & (level < 1)).all():
+            raise ValueError(f"levels must lie strictly between 0 and 1, got {levels}.")
+        low, high = self._bracket(level)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            below = torch.stack([self.cdf(values) for values in middle]) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high.floor() if isinstance(self.components, Poisson) else high
+
+    def sample(self, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
+        """Draws of y, shape ``(*sample_shape, *batch, N, outputs)``: a sample, a node, an observation each.
+
+        One posterior sample serves all points of a draw; a node is drawn for each point and output.
+        """
+        shape = self.components.batch_shape[2:]
+        count, size = math.prod(sample_shape), math.prod(shape)
+        device = self.log_weights.device
+        sample = torch.randint(self.num_samples, (count,), generator=generator, device=device)
+        node = torch.multinomial(self.log_weights.exp(), max(count * size, 1), replacement=True, generator=generator)
+        node = node[: count * size].reshape(count, *shape)
+        # torch's samplers know only the global generator: fork it, seeded from ours.
+        seed = int(torch.randint(2**62, (), generator=generator, device=device))
+        block = max(1, _BLOCK // max(1, size * len(self.log_weights)))
+        with torch.no_grad(), torch.random.fork_rng(devices=[] if device.type == "cpu" else None):
+            torch.manual_seed(seed)
+            draws = [
+                _pick(self.components, s, n).sample()
+                for s, n in zip(sample.split(block), node.split(block), strict=True)
+            ]
+        return torch.cat(draws).reshape(*sample_shape, *shape)
+
+    def _average(self, values: Tensor) -> Tensor:
+        """Mean over nodes (weighted) and samples, the two dimensions in front."""
+        return torch.tensordot(self.log_weights.exp(), values, dims=([0], [0])).mean(0)
+
+    def _bracket(self, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Values below and above every quantile asked for; doubled until they are."""
+        shape = (level.shape[0], *self.components.batch_shape[2:])
+        width = self.stddev.clamp_min(torch.finfo(level.dtype).tiny) * 4
+        low, high = (self.mean - width).expand(shape), (self.mean + width).expand(shape)
+        for _ in range(200):
+            too_high = torch.stack([self.cdf(values) for values in low]) >= level
+            too_low = torch.stack([self.cdf(values) for values in high]) < level
+            if not (too_high.any() or too_low.any()):
+                break
+            low = torch.where(too_high, low - 2 * (high - low), low)
+            high = torch.where(too_low, high + 2 * (high - low), high)
+        return low, high
+
+
+def _pick(distribution: Distribution, sample: Tensor, node: Tensor) -> Distribution:
+    """The components of chosen samples (n) and nodes (n, *batch, N, outputs), one distribution of the latter shape."""
+    names = [name for name in distribution.arg_constraints if name in distribution.__dict__]
+    if "probs" in names:
+        names = ["probs"]  # torch keeps logits beside them once they were asked for
+    parameters = {}
+    for name in names:
+        value = getattr(distribution, name)
+        event = value.shape[value.ndim - 1 :] if isinstance(distribution, Categorical) else torch.Size()
+        chosen = value.expand(distribution.batch_shape + event)[:, sample]
+        index = node[None, ..., None].expand(1, *node.shape, *event) if event else node[None]
+        parameters[name] = chosen.gather(0, index).squeeze(0)
+    return type(distribution)(**parameters, validate_args=False)
+
+
+def _cdf(distribution: Distribution, Y: Tensor) -> Tensor:
+    if isinstance(distribution, StudentT):
+        return _student_t_cdf((Y - distribution.loc) / distribution.scale, distribution.df)
+    if isinstance(distribution, Poisson):
+        # P(y ≤ k) = Q(k + 1, rate), the upper regularised incomplete gamma function.
+        count = Y.floor()
+        upper = torch.special.gammaincc((count + 1).clamp_min(1), distribution.rate)
+        return torch.where(count < 0, torch.zeros_like(upper), upper)
+    if type(distribution).__name__ in ("Bernoulli", "Categorical"):
+        raise ValueError("Classes have no order, hence no cdf or quantiles. Ask for probs.")
+    return distribution.cdf(Y)
+
+
+def _student_t_cdf(t: Tensor, df: Tensor) -> Tensor:
+    from scipy.special import stdtr  # torch has no incomplete beta function
+
+    values = stdtr(df.detach().cpu().numpy(), t.detach().cpu().numpy())
+    return torch.as_tensor(values, dtype=t.dtype, device=t.device)
