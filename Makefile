@@ -9,7 +9,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo    draw the paper's probability plot into probability_plot.png"
 	@echo "make test    run the test suite, ruff and mypy"
-	@echo "make prove   run the long proofs and the mutants, and write docs/proofs.md (an hour)"
+	@echo "make prove   run the long proofs, the mutants and the random starts, and write docs/proofs.md (hours)"
 	@echo "make bench   time the distributions against torch's"
 	@echo "make clean   remove .venv and every cache"
 
@@ -31,6 +31,7 @@ test: $(READY)
 prove: $(READY)
 	@$(BIN)/python -m pytest --prove
 	@$(BIN)/python -m tests.mutants
+	@$(BIN)/python -m tests.random_starts
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/distributions.py

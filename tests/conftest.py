@@ -1,5 +1,6 @@
 """Options, fixtures and the summary of a test run."""
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,16 +67,21 @@ def _seeded() -> Iterator[None]:
 @pytest.fixture(params=sorted(UCI_SETS), ids=lambda name: f"uci-{name}")
 def uci_inputs(request: pytest.FixtureRequest) -> torch.Tensor:
     """Standardised inputs of one of the nine real sets, float64, all rows."""
-    folder = _uci_folder()
-    if folder is None:
+    table = read_uci(request.param)
+    if table is None:
         pytest.skip("no UCI data: put it into ../shared/uci or set DEEPWISHART_DATA")
-    source = folder / UCI_SETS[request.param]
-    data = np.loadtxt(source / "data.txt")
-    X = data[:, np.loadtxt(source / "index_features.txt").astype(int)]
-    spread = X.std(0)
-    return torch.from_numpy((X - X.mean(0)) / np.where(spread > 0, spread, 1.0))
+    return table[:, :-1]
 
 
-def _uci_folder() -> Path | None:
-    candidates = [os.environ.get("DEEPWISHART_DATA"), REPOSITORY.parent / "shared" / "uci"]
-    return next((Path(folder) for folder in candidates if folder and Path(folder).is_dir()), None)
+@functools.cache
+def read_uci(name: str) -> torch.Tensor | None:
+    """Standardised inputs and, in the last column, targets of a set; ``None`` where there is no copy of the data."""
+    folders = [os.environ.get("DEEPWISHART_DATA"), REPOSITORY.parent / "shared" / "uci"]
+    folder = next((Path(folder) for folder in folders if folder and Path(folder).is_dir()), None)
+    if folder is None:
+        return None
+    source = folder / UCI_SETS[name]
+    columns = [np.loadtxt(source / f"index_{kind}.txt", ndmin=1).astype(int) for kind in ("features", "target")]
+    data = np.loadtxt(source / "data.txt")[:, np.concatenate(columns)]
+    spread = data.std(0)
+    return torch.from_numpy((data - data.mean(0)) / np.where(spread > 0, spread, 1.0))

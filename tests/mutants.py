@@ -1,6 +1,6 @@
 """Break the mathematics on purpose and count how often the suite notices.
 
-    python -m tests.mutants [--only MODULE] [--every K]
+    python -m tests.mutants [--only MODULE] [--every K] [--workers W]
 
 A mutant is the library with one small change to one expression: a sign, an operator, a constant, a comparison, a
 transpose, a term left out. Messages and shape checks are not mutated. Each mutant runs in a forked process, where
@@ -36,7 +36,7 @@ _TESTS_OF_DISTRIBUTIONS = (
 )
 QUICK_TESTS = ["tests/test_linalg.py", *(f"tests/distributions/test_{name}.py" for name in _TESTS_OF_DISTRIBUTIONS)]
 SKIP = "not uci and not normalised"
-WORKERS, PATIENCE = 2, 180.0
+PATIENCE = 180.0
 
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -167,13 +167,13 @@ def start(mutant: Mutant) -> int:
         os._exit(code)
 
 
-def survivors(mutants: list[Mutant]) -> list[Mutant]:
-    """Run all mutants, a few at a time."""
+def survivors(mutants: list[Mutant], workers: int) -> list[Mutant]:
+    """Run all mutants, some at a time."""
     alive: list[Mutant] = []
     running: dict[int, tuple[Mutant, float]] = {}
     waiting = list(reversed(mutants))
     while waiting or running:
-        while waiting and len(running) < WORKERS:
+        while waiting and len(running) < workers:
             mutant = waiting.pop()
             running[start(mutant)] = (mutant, time.monotonic())
         for pid, (mutant, since) in list(running.items()):
@@ -213,6 +213,7 @@ def main() -> None:
     """Run the mutants and add their section to docs/proofs.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="one module, such as distributions.kl")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--every", type=int, default=1, help="take every K-th mutant")
     arguments = parser.parse_args()
     modules = [f"deepwishart.{arguments.only}"] if arguments.only else MODULES
@@ -226,9 +227,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     unchanged = Mutant(modules[0], 0, "nothing", _path(modules[0]).read_text(encoding="utf-8"))
-    if not survivors([unchanged]):
+    if not survivors([unchanged], 1):
         sys.exit("The quick tests fail on the unchanged library, so they can tell nothing about mutants.")
-    alive = survivors(mutants)
+    alive = survivors(mutants, arguments.workers)
     print(f"{len(mutants) - len(alive)} of {len(mutants)} killed")
     if not arguments.only and arguments.every == 1:
         write_section(PAGE, "## Mutants", report(mutants, alive))

@@ -36,6 +36,7 @@ class Proofs:
 
     long: bool
     shown: list[Proof] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
 
     def size(self, short: int, long: int) -> int:
         """How many draws or cases to take in this run."""
@@ -57,6 +58,11 @@ class Proofs:
         self.shown.append(Proof(claim, cases, draws, worst, limit, unit))
         assert worst <= limit, f"{claim}: {unit} reached {worst:.3g}, limit {limit:.3g}"
 
+    def report(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        """Add a table of what was seen, where there is no limit to compare with."""
+        lines = [f"### {title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        self.tables.append("\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]))
+
     def write(self, path: Path = PAGE) -> None:
         """Write the page of a long run."""
         lines = [
@@ -71,7 +77,7 @@ class Proofs:
             "|---|---:|---:|---:|---:|",
         ]
         lines += [_row(proof) for proof in sorted(self.shown, key=lambda proof: proof.claim)]
-        write_section(path, "# Proofs", "\n".join(lines) + "\n")
+        write_section(path, "# Proofs", "\n".join([*lines, "", *sorted(self.tables)]))
 
 
 def write_section(path: Path, heading: str, text: str) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def test_the_training_core_needs_torch_and_numpy_alone() -> None:
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None
-import deepwishart.linalg, deepwishart.distributions
+import deepwishart
+for name in deepwishart.__all__:
+    getattr(deepwishart, name)
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
@@ -80,6 +83,9 @@ def test_links_between_the_pages_lead_somewhere() -> None:
 
 
 def test_every_public_name_exists() -> None:
-    for module in (deepwishart.linalg, deepwishart.distributions):
-        for name in module.__all__:
-            assert hasattr(module, name), f"{module.__name__}.{name}"
+    for name in deepwishart.__all__:
+        assert hasattr(deepwishart, name), name
+    rooms = [getattr(deepwishart, name) for name in deepwishart.__all__]
+    for room in (room for room in rooms if isinstance(room, ModuleType)):
+        for name in room.__all__:
+            assert hasattr(room, name), f"{room.__name__}.{name}"

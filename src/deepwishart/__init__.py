@@ -4,13 +4,49 @@ Importing the package loads nothing heavy: a room is imported when it is first u
 """
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepwishart import (
+        distributions,
+        gram,
+        kernels,
+        layers,
+        likelihoods,
+        linalg,
+        models,
+        objectives,
+        predictive,
+    )
+    from deepwishart.models import deep_gaussian_process, deep_inverse_wishart_process, deep_wishart_process
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "distributions", "gram", "kernels", "linalg"]
+__all__ = [
+    "__version__",
+    "deep_gaussian_process",
+    "deep_inverse_wishart_process",
+    "deep_wishart_process",
+    "distributions",
+    "gram",
+    "kernels",
+    "layers",
+    "likelihoods",
+    "linalg",
+    "models",
+    "objectives",
+    "predictive",
+]
+
+_HOME = {
+    "deep_gaussian_process": "models",
+    "deep_inverse_wishart_process": "models",
+    "deep_wishart_process": "models",
+}
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -126,6 +126,7 @@ def deep_wishart_process(
     posterior: str = "ab-gw",
     num_inducing: int = 100,
     likelihood: Likelihood | None = None,
+    num_outputs: int | None = None,
     widths: int | Sequence[int] | None = None,
     kernel: str = "squared-exponential",
     initialisation: str = "prior",
@@ -142,6 +143,7 @@ def deep_wishart_process(
         posterior: ``"gw"``, ``"a-gw"`` or ``"ab-gw"``.
         num_inducing: M is the smaller of this and the fewest distinct rows over replicas.
         likelihood: :class:`~deepwishart.likelihoods.Gaussian` by default.
+        num_outputs: The number of columns of the targets; only checked, so it may be left out.
         widths: ν of all hidden layers, or of each; the number of inputs by default, as in the paper.
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
         initialisation: A key of :data:`deepwishart.layers.INITIALISATIONS`.
@@ -153,7 +155,7 @@ def deep_wishart_process(
         raise ValueError(f"posterior must be gw, a-gw or ab-gw, got {posterior!r}.")
     if initialisation not in INITIALISATIONS:
         raise ValueError(f"initialisation must be one of {', '.join(INITIALISATIONS)}, got {initialisation!r}.")
-    plan = _plan(inputs, targets, depth, num_inducing, likelihood, widths, kernel, jitter, generator)
+    plan = _plan(inputs, targets, depth, num_inducing, likelihood, num_outputs, widths, kernel, jitter, generator)
     layers = []
     for index, (width, gram) in enumerate(zip(plan.widths, plan.grams, strict=True)):
         layer_kernel = _kernel(kernel, plan, index)
@@ -171,6 +173,7 @@ def deep_gaussian_process(
     depth: int = 2,
     num_inducing: int = 100,
     likelihood: Likelihood | None = None,
+    num_outputs: int | None = None,
     widths: int | Sequence[int] | None = None,
     kernel: str = "squared-exponential",
     kl: KLEstimator = "closed-form",
@@ -186,6 +189,7 @@ def deep_gaussian_process(
         depth: At least 1, which is a sparse GP.
         num_inducing: M is the smaller of this and the fewest distinct rows over replicas.
         likelihood: :class:`~deepwishart.likelihoods.Gaussian` by default.
+        num_outputs: The number of columns of the targets; only checked, so it may be left out.
         widths: ν of all hidden layers, or of each; the number of inputs by default.
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
         kl: Estimator of the hidden layers' divergences.
@@ -193,7 +197,7 @@ def deep_gaussian_process(
         jitter: Relative to a kernel's mean diagonal; the square root of the dtype's epsilon by default.
         generator: Source of randomness.
     """
-    plan = _plan(inputs, targets, depth, num_inducing, likelihood, widths, kernel, jitter, generator)
+    plan = _plan(inputs, targets, depth, num_inducing, likelihood, num_outputs, widths, kernel, jitter, generator)
     Z, layers = plan.inducing_inputs, []
     for index, width in enumerate(plan.widths):
         # Features start near the inputs, repeated or cut to the width: a skip connection, softly.
@@ -209,6 +213,7 @@ def deep_inverse_wishart_process(
     depth: int = 2,
     num_inducing: int = 100,
     likelihood: Likelihood | None = None,
+    num_outputs: int | None = None,
     kernel: str = "squared-exponential",
     kl: KLEstimator = "closed-form",
     jitter: float | None = None,
@@ -222,12 +227,13 @@ def deep_inverse_wishart_process(
         depth: At least 1, which is a sparse GP.
         num_inducing: M is the smaller of this and the fewest distinct rows over replicas.
         likelihood: :class:`~deepwishart.likelihoods.Gaussian` by default.
+        num_outputs: The number of columns of the targets; only checked, so it may be left out.
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
         kl: Estimator of the hidden layers' divergences.
         jitter: Relative to a kernel's mean diagonal; the square root of the dtype's epsilon by default.
         generator: Source of randomness.
     """
-    plan = _plan(inputs, targets, depth, num_inducing, likelihood, None, kernel, jitter, generator)
+    plan = _plan(inputs, targets, depth, num_inducing, likelihood, num_outputs, None, kernel, jitter, generator)
     layers = []
     for index, gram in enumerate(plan.grams):
         layer_kernel = _kernel(kernel, plan, index)
@@ -242,6 +248,7 @@ def _plan(
     depth: int,
     num_inducing: int,
     likelihood: Likelihood | None,
+    num_outputs: int | None,
     widths: int | Sequence[int] | None,
     kernel: str,
     jitter: float | None,
@@ -249,6 +256,10 @@ def _plan(
 ) -> _Plan:
     targets = targets[..., None] if targets.ndim == inputs.ndim - 1 else targets
     _check_data(inputs, targets)
+    if num_outputs not in (None, targets.shape[-1]):
+        raise ValueError(
+            f"num_outputs must be the number of columns of targets, {targets.shape[-1]}, got {num_outputs}."
+        )
     for name, value in (("depth", depth), ("num_inducing", num_inducing)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
