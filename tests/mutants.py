@@ -207,8 +207,8 @@ def report(mutants: list[Mutant], alive: list[Mutant]) -> str:
         "|---|---:|---:|",
         *(f"| {name.removeprefix('deepwishart.')} | {total[name]} | {total[name] - left[name]} |" for name in total),
         "",
-        "Survivors. Most compute the same: a matrix is square, a normal symmetric, a branch masked, a digit of a series "
-        "below rounding.",
+        "Survivors. Most compute the same: a normal is symmetric, a branch is masked, a digit of a series lies "
+        "below rounding, a bound is not met.",
         "",
         *(f"- {m.module.removeprefix('deepwishart.')}:{m.line}: `{m.change}`" for m in alive),
     ]
