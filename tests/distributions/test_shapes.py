@@ -32,6 +32,9 @@ def test_samples_and_densities_have_torchs_shapes(
     q = make(family, P, df, batch=batch, dtype=dtype)
     assert q.batch_shape == batch
     assert q.event_shape == (P, P)
+    if family in POSTERIORS:
+        assert q.concentration.shape == q.rate.shape == (*batch, q.rank)
+        assert q.loc.shape == q.scale.shape == (*batch, P, q.rank)
     T, F = q.rsample_bartlett(sample)
     assert T.shape == F.shape == (*sample, *batch, P, q.bartlett.rank)
     G = q.rsample(sample)
