@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.distributions.instances import ALL, CLASSES, make, parameters
+from tests.distributions.instances import ALL, CLASSES, POSTERIORS, make, parameters
 
 shapes = st.lists(st.integers(0, 3), max_size=2).map(tuple)
 families = st.sampled_from(ALL)
