@@ -1,6 +1,8 @@
 """Sums and products of kernels."""
 
+import math
 from collections.abc import Iterator
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -21,10 +23,7 @@ class Sum(Kernel):
         self.kernels = nn.ModuleList(kernels)
 
     def equation(self, g_ij: Tensor, g_ii: Tensor, g_jj: Tensor) -> Tensor:
-        total, *others = _values(self.kernels, g_ij, g_ii, g_jj)
-        for value in others:
-            total = total + value
-        return total
+        return cast(Tensor, sum(kernel.equation(g_ij, g_ii, g_jj) for kernel in _kernels(self.kernels)))
 
 
 class Product(Kernel):
@@ -39,13 +38,8 @@ class Product(Kernel):
         self.kernels = nn.ModuleList(kernels)
 
     def equation(self, g_ij: Tensor, g_ii: Tensor, g_jj: Tensor) -> Tensor:
-        product, *others = _values(self.kernels, g_ij, g_ii, g_jj)
-        for value in others:
-            product = product * value
-        return product
+        return cast(Tensor, math.prod(kernel.equation(g_ij, g_ii, g_jj) for kernel in _kernels(self.kernels)))
 
 
-def _values(kernels: nn.ModuleList, g_ij: Tensor, g_ii: Tensor, g_jj: Tensor) -> Iterator[Tensor]:
-    for kernel in kernels:
-        assert isinstance(kernel, Kernel)
-        yield kernel.equation(g_ij, g_ii, g_jj)
+def _kernels(modules: nn.ModuleList) -> Iterator[Kernel]:
+    return cast(Iterator[Kernel], iter(modules))
