@@ -68,6 +68,7 @@ def main() -> None:
         *(f"| {label} | {count} | {sum(b.startswith(label) for b in bad)} |" for label, count in done.items()),
     ]
     write_section(PAGE, "## Random starts", "\n".join(lines) + "\n")
+    sys.exit(bool(bad))
 
 
 if __name__ == "__main__":

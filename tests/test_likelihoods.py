@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_heteroscedastic_gaussian_against_double_integration() -> None:
 
 
 def test_categorical_against_monte_carlo() -> None:
-    likelihood = Categorical(3)
+    likelihood = ready(Categorical(3))
     mean = torch.tensor([[0.5, -0.2, 1.0]], dtype=torch.float64)
     variance = torch.tensor([[0.3, 1.0, 0.1]], dtype=torch.float64)
     f = mean + variance.sqrt() * torch.randn(400_000, 1, 3, dtype=torch.float64, generator=generator(0))
@@ -96,8 +97,47 @@ def test_categorical_against_monte_carlo() -> None:
     assert predictive.probs.sum().item() == pytest.approx(1)
 
 
+def test_categorical_prefers_no_class() -> None:
+    """Equal latents are equal classes, in the ELBO to the last digit."""
+    likelihood = ready(Categorical(4))
+    mean, variance = torch.zeros(1, 4, dtype=torch.float64), torch.full((1, 4), 4.0, dtype=torch.float64)
+    found = [likelihood.expected_log_prob(tensor(float(c)), mean, variance).item() for c in range(4)]
+    assert found == pytest.approx([found[0]] * 4, abs=1e-14)
+
+
+@pytest.mark.parametrize(("y", "mean", "variance"), [(200.0, 5.3, 0.3), (50.0, 4.0, 0.5), (0.0, -1.0, 2.0)])
+def test_counts_large_and_small(y: float, mean: float, variance: float) -> None:
+    predictive = Predictive(ready(Poisson()).predict(tensor(mean)[None], tensor(variance)[None]))
+    law = scipy.stats.norm(mean, variance**0.5)
+    low, high = mean - 9 * variance**0.5, mean + 9 * variance**0.5
+    near = [math.log(y + 0.5)] if low < math.log(y + 0.5) < high else None
+    density, _ = scipy.integrate.quad(
+        lambda f: law.pdf(f) * scipy.stats.poisson.pmf(y, math.exp(f)), low, high, limit=400, points=near
+    )
+    assert predictive.log_prob(tensor(y)).item() == pytest.approx(math.log(density), abs=1e-4)
+
+
+@pytest.mark.parametrize("df", [2.1, 4.0, 30.0, 500.0])
+@pytest.mark.parametrize("scale", [0.05, 0.5, 3.0])
+def test_student_t_however_narrow_and_far_out(df: float, scale: float) -> None:
+    """Density and cdf of f + σt, f ~ N(0, ½), against integration over f."""
+    predictive = Predictive(ready(StudentT(df, scale)).predict(tensor(0.0)[None], tensor(0.5)[None]))
+    law = scipy.stats.norm(0, 0.5**0.5)
+    for y in (0.0, 0.13, 4.0, 30.0):
+        near = [point for point in (y - scale, y, y + scale) if abs(point) < 7] or None
+
+        def integral(of: Any, y: float = y, near: list[float] | None = near) -> float:
+            value, _ = scipy.integrate.quad(lambda f: law.pdf(f) * of(y, df, f, scale), -7, 7, limit=800, points=near)
+            return float(value)
+
+        density = integral(scipy.stats.t.pdf)
+        if density > 1e-25:  # beyond that the grid in log λ ends
+            assert predictive.log_prob(tensor(y)).item() == pytest.approx(math.log(density), abs=1e-5)
+        assert predictive.cdf(tensor(y)).item() == pytest.approx(integral(scipy.stats.t.cdf), abs=1e-7)
+
+
 def test_bernoulli_probabilities() -> None:
-    predictive = Predictive(Bernoulli().predict(tensor(MEAN)[None], tensor(VARIANCE)[None]))
+    predictive = Predictive(ready(Bernoulli()).predict(tensor(MEAN)[None], tensor(VARIANCE)[None]))
     expected = expectation(lambda f: 1 / (1 + math.exp(-f)))
     assert predictive.probs.item() == pytest.approx(expected, rel=1e-8)
     assert predictive.mean.item() == pytest.approx(expected, rel=1e-8)
@@ -220,9 +260,12 @@ def test_outputs_are_dependent_through_the_sample() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    bernoulli = Predictive(Bernoulli().predict(tensor(0.0)[None], tensor(1.0)[None]))
+    bernoulli = Predictive(ready(Bernoulli()).predict(tensor(0.0)[None], tensor(1.0)[None]))
     with pytest.raises(ValueError, match="Classes have no order"):
         bernoulli.quantile((0.5,))
+    classes = Predictive(ready(Categorical(3)).predict(torch.zeros(1, 1, 3), torch.ones(1, 1, 3)))
+    with pytest.raises(ValueError, match="Classes have no order, hence no mean"):
+        _ = classes.variance
     with pytest.raises(ValueError, match="Only classes have probabilities"):
         _ = mixture("gaussian").probs
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
@@ -230,7 +273,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def test_classes_are_sampled_with_their_probabilities() -> None:
-    likelihood = Categorical(3)
+    likelihood = ready(Categorical(3))
     mean = torch.randn(2, 1, 3, dtype=torch.float64, generator=generator(0))
     predictive = Predictive(likelihood.predict(mean, torch.full_like(mean, 0.5)))
     draws = predictive.sample((40_000,), generator(1))

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -12,8 +13,10 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from torch import Tensor
 
-from deepwishart.gram import Gram, gram_of_features
+from deepwishart.distributions import extend_wishart
+from deepwishart.gram import Gram
 from deepwishart.inducing import choose_rows
+from deepwishart.kernels import KERNELS
 from deepwishart.layers import GaussianLayer, GaussianOutput, InverseWishartLayer, WishartPosterior
 from deepwishart.layers.base import condition
 from deepwishart.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
@@ -154,9 +157,10 @@ def test_the_comparison_of_priors_rejects_a_wrong_power_of_the_width(
     assert max(p) < 1e-4, p
 
 
+@pytest.mark.parametrize("initialisation", ["prior", "whitened"])
 @pytest.mark.parametrize("widths", [(2, 5), (3, 1)])
 def test_importance_sampling_from_the_posterior_finds_the_priors_evidence(
-    widths: tuple[int, ...], proofs: Proofs
+    widths: tuple[int, ...], initialisation: str, proofs: Proofs
 ) -> None:
     """E_Q[p(y | f) P/Q] is E_P[p(y | f)], whatever Q: the sampled KL of every layer closes the loop."""
     draws = proofs.size(20_000, 1_000_000)
@@ -166,7 +170,7 @@ def test_importance_sampling_from_the_posterior_finds_the_priors_evidence(
     for method in ("dgp", "gw", "a-gw", "ab-gw"):
         options: dict[str, Any] = {"depth": 3, "widths": widths, "num_inducing": 3, "jitter": 0.3, "kl": "sampled"}
         if method != "dgp":
-            options["initialisation"] = "whitened"
+            options["initialisation"] = initialisation
         model = to_the_prior(build(method, Z, Z[:, :1], likelihood=Gaussian(0.25), **options))
         model.inducing_inputs.data.copy_(Z)
         if method != "dgp":
@@ -197,12 +201,18 @@ def log_prob_of_samples(model: DeepKernelProcess, marginals: Any, y: Tensor) -> 
 # Reductions and invariances.
 
 
-def test_a_gw_and_ab_gw_reduce_to_gw_under_the_same_noise() -> None:
+@pytest.mark.parametrize("initialisation", ["prior", "authors", "whitened"])
+def test_a_gw_and_ab_gw_reduce_to_gw_under_the_same_noise(initialisation: str) -> None:
+    """Away from the start, with all that they share equal and A′ = B = I."""
     X, y = data()
-    bounds = []
-    for method in ("gw", "a-gw", "ab-gw"):
-        model = build(method, X, y, depth=3, num_inducing=10)
-        bounds.append(elbo(model, X, y, num_samples=4, generator=generator(3)))
+    gw, a_gw, ab_gw = (
+        build(method, X, y, depth=3, num_inducing=10, initialisation=initialisation)
+        for method in ("gw", "a-gw", "ab-gw")
+    )
+    perturb(gw, 0.05)
+    for larger in (a_gw, ab_gw):
+        larger.load_state_dict(gw.state_dict(), strict=False)
+    bounds = [elbo(model, X, y, num_samples=4, generator=generator(3)) for model in (gw, a_gw, ab_gw)]
     torch.testing.assert_close(bounds[0], bounds[1], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(bounds[1], bounds[2], rtol=1e-9, atol=1e-9)
 
@@ -370,20 +380,23 @@ def test_degenerate_data_work(method: str, kind: str) -> None:
     assert all(grad is None or grad.isfinite().all() for grad in grads)
 
 
-def test_rotating_latent_features_changes_nothing_above_them() -> None:
-    """What lies above a layer sees its features only through their Gram matrix."""
-    X, y = data(6)
-    model = build("ab-gw", X, y, depth=3, num_inducing=4)
-    F, f = torch.randn(4, 5, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
-    Q = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0]
-    layer = model.layers[1]
-    noise = model.draw_noise(3, 6, generator(0))[1]
-    outputs = []
-    for features, others in ((F, f), (F @ Q, f @ Q)):
-        gram, kl = layer(gram_of_features(features, others), noise)
-        outputs.append((*model.output(gram), kl))
-    for one, other in zip(*outputs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("widths", [(3, 2), (9, 7)])
+def test_rotating_latent_features_changes_nothing(widths: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn the features of all points in every hidden layer, columns beyond M included: the ELBO stays."""
+    X, y = data(20)
+    model = build("ab-gw", X, y, depth=3, num_inducing=5, widths=widths)
+    perturb(model, 0.05)
+    straight = elbo(model, X, y, num_samples=4, generator=generator(3))
+
+    def turned(F: Tensor, F_w: Tensor, cross: Tensor, residual: Tensor, noise: Tensor) -> Any:
+        nu = noise.shape[-1]
+        Q = torch.linalg.qr(torch.randn(nu, nu, dtype=torch.float64, generator=generator(nu)))[0]
+        pad = (0, nu - F.shape[-1])
+        F, F_w = (torch.nn.functional.pad(x, pad) @ Q for x in (F, F_w))
+        return extend_wishart(F, F_w, cross, residual, noise @ Q)
+
+    monkeypatch.setattr("deepwishart.layers.wishart.extend_wishart", turned)
+    torch.testing.assert_close(elbo(model, X, y, num_samples=4, generator=generator(3)), straight, rtol=1e-7, atol=1e-7)
 
 
 def test_a_width_larger_than_the_number_of_inducing_points() -> None:
@@ -400,15 +413,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no features": ({"inputs": torch.zeros(5, 0, dtype=torch.float64)}, r"inputs must have shape \(\*batch, N, D\)"),
     "integers": ({"inputs": torch.zeros(5, 2, dtype=torch.long)}, r"must share float64 or float32, got torch.int64"),
     "mixed dtypes": ({"targets": torch.zeros(5, 1)}, r"must share float64 or float32, got torch.float64 and torch.float32"),
-    "depth": ({"depth": 0}, r"depth must be at least 1, got 0"),
-    "num_inducing": ({"num_inducing": 0}, r"num_inducing must be at least 1, got 0"),
+    "depth": ({"depth": 0}, r"depth must be a whole number of at least 1, got 0"),
+    "num_inducing": ({"num_inducing": 0}, r"num_inducing must be a whole number of at least 1, got 0"),
     "widths": ({"depth": 3, "widths": [2]}, r"one for each of the 2 hidden layers, got \[2\]"),
     "num_outputs": ({"num_outputs": 2}, r"num_outputs must be the number of columns of targets, 1, got 2"),
-    "zero width": ({"widths": 0}, r"widths must be one positive integer"),
+    "zero width": ({"widths": 0}, r"widths must be a whole number of at least 1, got 0"),
     "posterior": ({"posterior": "wishart"}, r"posterior must be gw, a-gw or ab-gw, got 'wishart'"),
     "kernel": ({"kernel": "rbf"}, r"there is no 'rbf'"),
     "initialisation": ({"initialisation": "zero"}, r"initialisation must be one of prior, authors, whitened, got 'zero'"),
     "kl": ({"kl": "exact"}, r"kl must be closed-form"),
+    "fractional depth": ({"depth": 2.5}, r"depth must be a whole number of at least 1, got 2.5"),
+    "negative jitter": ({"jitter": -1.0}, r"jitter must be a number from 0 to 1, .*got -1"),
+    "numpy": ({"inputs": np.zeros((5, 2))}, r"inputs must be a torch tensor, got ndarray. Use torch.as_tensor"),
+    "likelihood by name": ({"likelihood": "gaussian"}, r"likelihood must come from deepwishart.likelihoods"),
+    "output_precision": ({"output_precision": "full"}, r"output_precision must be one of shared-full, .*got 'full'"),
     "classes": ({"likelihood": Bernoulli()}, r"targets must be zeros and ones"),
 }  # fmt: skip
 
@@ -419,6 +437,68 @@ def test_bad_input_is_refused(case: str) -> None:
     X, y = data(5, 2)
     with pytest.raises(ValueError, match=message):
         deep_wishart_process(**{"inputs": X, "targets": y, **changes})
+
+
+@pytest.mark.parametrize("call", [elbo, predictive_log_likelihood])
+def test_rows_that_do_not_fit_are_refused(call: Any) -> None:
+    X, y = data(5, 2)
+    model = deep_wishart_process(X, y)
+    torch.testing.assert_close(
+        call(model, X, y[:, 0], generator=generator(0)), call(model, X, y, generator=generator(0))
+    )
+    for bad_X, bad_Y in ((X, y.expand(5, 2)), (X, y[:3]), (X, y[None])):
+        with pytest.raises(ValueError, match=r"Y must have shape \(5, 1\)"):
+            call(model, bad_X, bad_Y)
+    for bad_X in (X[:, :1], X[0], X[None]):
+        with pytest.raises(ValueError, match=r"X must have shape \('N', 2\)"):
+            call(model, bad_X, y)
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+        call(model, X, y, num_samples=0)
+
+
+def test_prediction_checks_its_chunks() -> None:
+    X, y = data(5, 2)
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        predict(deep_wishart_process(X, y), X, chunk_size=0)
+
+
+@pytest.mark.parametrize("precision", ["shared-full", "shared-diagonal", "separate-full", "separate-diagonal"])
+def test_every_output_precision(precision: Any) -> None:
+    X, y = data()
+    Y = torch.cat([y, -y], -1)
+    model = deep_wishart_process(X, Y, num_inducing=10, output_precision=precision, generator=generator(0))
+    posterior = model.output.posterior
+    assert posterior.groups == (1 if precision.startswith("shared") else 2)
+    assert posterior.diagonal == precision.endswith("diagonal")
+    assert elbo(model, X, Y, num_samples=3, generator=generator(0)).isfinite()
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("method", METHODS)
+def test_every_kernel_on_one_standardised_row_and_on_one_feature(method: str, kernel: str) -> None:
+    """A row of zeros gives a linear kernel of zero; points on a line are parallel, in float32 too."""
+    for X in (torch.zeros(1, 2, dtype=torch.float64), torch.randn(60, 1, generator=generator(0))):
+        y = torch.zeros(len(X), 1, dtype=X.dtype)
+        model = build(method, X, y, depth=3, num_inducing=60, kernel=kernel)
+        bound = elbo(model, X, y, num_samples=2, generator=generator(0))
+        assert bound.isfinite(), X.dtype
+        grads = torch.autograd.grad(bound, list(model.parameters()), allow_unused=True)
+        assert all(grad is None or grad.isfinite().all() for grad in grads), X.dtype
+
+
+def test_a_width_that_is_no_multiple_of_the_inputs_keeps_all_of_them() -> None:
+    X, y = data(20)
+    model = deep_gaussian_process(X, y, depth=2, widths=5, num_inducing=6, generator=generator(0))
+    layer, Z = model.layers[0], model.inducing_inputs.detach()
+    assert isinstance(layer, GaussianLayer)
+    start = layer.posterior.v.detach()
+    torch.testing.assert_close(start, torch.cat([Z, Z[:, :2]], -1))
+
+
+def test_rows_too_close_to_square_their_distance_are_still_distinct() -> None:
+    X = torch.tensor([[0.0], [1e-30], [2e-30], [1e-30]])
+    rows = choose_rows(X, 3, generator(0))
+    assert len(torch.unique(X[rows], dim=0)) == 3
 
 
 def test_the_users_likelihood_is_not_changed() -> None:
@@ -440,6 +520,25 @@ def test_random_starts_on_real_data_are_finite(uci_inputs: Tensor, method: str, 
     grads = torch.autograd.grad(bound, list(model.parameters()), allow_unused=True)
     assert bound.isfinite()
     assert all(grad is None or grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "likelihood",
+    [HeteroscedasticGaussian(), StudentT(), Bernoulli(), Categorical(2), Poisson()],
+    ids=lambda x: type(x).__name__,
+)
+def test_on_a_gpu_no_likelihood_synchronises(likelihood: Any) -> None:
+    X, y = data()
+    Y = (y > 0).to(y)
+    model = deep_wishart_process(X, Y, depth=2, num_inducing=10, likelihood=likelihood, generator=generator(0)).cuda()
+    X, Y, g = X.cuda(), Y.cuda(), torch.Generator("cuda").manual_seed(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        elbo(model, X, Y, num_samples=4, generator=g).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

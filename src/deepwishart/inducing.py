@@ -17,10 +17,24 @@ def choose_rows(X: Tensor, count: int, generator: torch.Generator | None = None)
     Each next row is drawn with a probability proportional to the squared distance to the nearest one chosen: a row
     equal to a chosen one has probability zero.
     """
+    rows = _first_of_each(X)
+    table = X[rows]
     chosen = torch.empty(count, dtype=torch.long, device=X.device)
-    chosen[0] = torch.randint(len(X), (), generator=generator, device=X.device)
-    nearest = torch.full((len(X),), torch.inf, dtype=X.dtype, device=X.device)
+    chosen[0] = torch.randint(len(table), (), generator=generator, device=X.device)
+    nearest = torch.full((len(table),), torch.inf, dtype=X.dtype, device=X.device)
     for k in range(1, count):
-        nearest = torch.minimum(nearest, ((X - X[chosen[k - 1]]) ** 2).sum(-1))
-        chosen[k] = torch.multinomial(nearest / nearest.sum(), 1, generator=generator)
-    return chosen
+        nearest = torch.minimum(nearest, ((table - table[chosen[k - 1]]) ** 2).sum(-1))
+        weights = nearest.clone()
+        if weights.sum() == 0:  # what is left differs by less than the dtype can square
+            weights.fill_(1.0)
+        weights[chosen[:k]] = 0
+        chosen[k] = torch.multinomial(weights / weights.sum(), 1, generator=generator)
+    return rows[chosen]
+
+
+def _first_of_each(X: Tensor) -> Tensor:
+    """The first row number of every distinct row."""
+    _, group = torch.unique(X, dim=0, return_inverse=True)
+    first = torch.full((int(group.max()) + 1,), len(X), dtype=torch.long, device=X.device)
+    first.scatter_reduce_(0, group, torch.arange(len(X), device=X.device), "amin")
+    return first.sort().values

@@ -16,7 +16,6 @@ from torch.distributions import Bernoulli as BernoulliDistribution
 from torch.distributions import Categorical as CategoricalDistribution
 from torch.distributions import Distribution, Normal
 from torch.distributions import Poisson as PoissonDistribution
-from torch.distributions import StudentT as StudentTDistribution
 
 __all__ = [
     "Bernoulli",
@@ -29,9 +28,9 @@ __all__ = [
     "StudentT",
 ]
 
-_NUM_NODES = 20
-_NUM_DENSITY_NODES = 64
-_NUM_CLASS_NODES = 128
+_NUM_NODES = 20  # of Gauss and Hermite, for smooth functions of f
+_NUM_GRID_NODES = 128  # of an even grid, for densities that may be narrow in f
+_NUM_CLASS_NODES = 64  # pairs ±z of quasi-random normals
 
 
 class Components(NamedTuple):
@@ -39,7 +38,7 @@ class Components(NamedTuple):
 
     Attributes:
         distribution: Of the observations, batch shape ``(nodes, *sample, *batch, N, outputs)``.
-        log_weights: Shape ``(nodes)``.
+        log_weights: Broadcasts to that shape, with all nodes in front.
     """
 
     distribution: Distribution
@@ -47,7 +46,13 @@ class Components(NamedTuple):
 
 
 class Likelihood(nn.Module, ABC):
-    """p(y | f), independent over points, and over outputs given f."""
+    """p(y | f), independent over points, and over outputs given f.
+
+    Quadrature nodes are buffers: made once, so that no training step copies anything to a device.
+    """
+
+    nodes: Tensor
+    node_log_weights: Tensor
 
     def num_latents(self, num_outputs: int) -> int:
         """How many latent functions the outputs need."""
@@ -55,6 +60,18 @@ class Likelihood(nn.Module, ABC):
 
     def initialise(self, batch_shape: torch.Size, num_outputs: int, like: Tensor) -> None:
         """Create the parameters of all replicas and outputs, with the dtype and device of ``like``."""
+        nodes, log_weights = self._rule()
+        self.register_buffer("nodes", nodes.to(like), persistent=False)
+        self.register_buffer("node_log_weights", log_weights.to(like), persistent=False)
+
+    def _rule(self) -> tuple[Tensor, Tensor]:
+        """Nodes and log-weights for a standard normal, shape ``(nodes)``."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
+        return torch.from_numpy(nodes), torch.from_numpy(np.log(weights / math.sqrt(2 * math.pi)))
+
+    def _at_nodes(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """f at the nodes, which come in front."""
+        return mean + variance.sqrt() * _in_front(self.nodes, mean)
 
     @abstractmethod
     def check_targets(self, Y: Tensor) -> None:
@@ -85,6 +102,7 @@ class Gaussian(Likelihood):
         self.initial_noise = _require_positive("noise", noise)
 
     def initialise(self, batch_shape: torch.Size, num_outputs: int, like: Tensor) -> None:
+        super().initialise(batch_shape, num_outputs, like)
         self.log_noise = nn.Parameter(like.new_full((*batch_shape, num_outputs), math.log(self.initial_noise)))
 
     def check_targets(self, Y: Tensor) -> None:
@@ -124,6 +142,7 @@ class HeteroscedasticGaussian(Likelihood):
         return 2 * num_outputs
 
     def initialise(self, batch_shape: torch.Size, num_outputs: int, like: Tensor) -> None:
+        super().initialise(batch_shape, num_outputs, like)
         self.log_noise = nn.Parameter(like.new_full((*batch_shape, num_outputs), math.log(self.initial_noise)))
 
     def check_targets(self, Y: Tensor) -> None:
@@ -141,9 +160,9 @@ class HeteroscedasticGaussian(Likelihood):
 
     def predict(self, mean: Tensor, variance: Tensor) -> Components:
         (f, g), (f_variance, g_variance) = mean.chunk(2, -1), variance.chunk(2, -1)
-        nodes, log_weights = _gauss_hermite(mean)
-        log_noise = self.log_noise[..., None, :] + _at_nodes(g, g_variance, nodes)
-        return Components(Normal(f, (f_variance + log_noise.exp()).sqrt(), validate_args=False), log_weights)
+        log_noise = self.log_noise[..., None, :] + self._at_nodes(g, g_variance)
+        scale = (f_variance + log_noise.exp()).sqrt()
+        return Components(Normal(f, scale, validate_args=False), _in_front(self.node_log_weights, mean))
 
 
 class StudentT(Likelihood):
@@ -162,8 +181,12 @@ class StudentT(Likelihood):
         self.initial_scale = _require_positive("scale", scale)
 
     def initialise(self, batch_shape: torch.Size, num_outputs: int, like: Tensor) -> None:
+        super().initialise(batch_shape, num_outputs, like)
         self.log_df_excess = nn.Parameter(like.new_full((*batch_shape, num_outputs), math.log(self.initial_df - 2)))
         self.log_scale = nn.Parameter(like.new_full((*batch_shape, num_outputs), math.log(self.initial_scale)))
+
+    def _rule(self) -> tuple[Tensor, Tensor]:
+        return _even_grid()
 
     def check_targets(self, Y: Tensor) -> None:
         """Any finite number will do."""
@@ -171,19 +194,30 @@ class StudentT(Likelihood):
     def pseudo_targets(self, Y: Tensor) -> Tensor:
         return Y
 
+    @property
+    def df(self) -> Tensor:
+        """Degrees of freedom, shape ``(*batch, 1, outputs)``."""
+        return 2 + self.log_df_excess.exp()[..., None, :]
+
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return _expected_log_prob(self._components(mean, variance, _NUM_NODES), Y)
+        nu, log_scale = self.df, self.log_scale[..., None, :]
+        z = (Y - self._at_nodes(mean, variance)) * (-log_scale).exp()
+        average = _average((z**2 / nu).log1p(), _in_front(self.node_log_weights, mean))
+        constant = (0.5 * (nu + 1)).lgamma() - (0.5 * nu).lgamma() - 0.5 * (nu * math.pi).log() - log_scale
+        return (constant - 0.5 * (nu + 1) * average).sum(-1)
 
     def predict(self, mean: Tensor, variance: Tensor) -> Components:
-        # A density is less smooth than its logarithm: it needs more nodes.
-        return self._components(mean, variance, _NUM_DENSITY_NODES)
-
-    def _components(self, mean: Tensor, variance: Tensor, num_nodes: int) -> Components:
-        nodes, log_weights = _gauss_hermite(mean, num_nodes)
-        df = 2 + self.log_df_excess.exp()[..., None, :]
-        scale = self.log_scale.exp()[..., None, :]
-        location = _at_nodes(mean, variance, nodes)
-        return Components(StudentTDistribution(df, location, scale, validate_args=False), log_weights)
+        """Student's t is a normal of random precision λ ~ Gamma(ν/2, ν/2), so f integrates out: nodes are in log λ."""
+        nu = self.df
+        width = (2 / nu).sqrt()
+        low, high = -(80 / nu + 12 * width), (80 / nu).log1p() + 3 * width
+        step = torch.linspace(0, 1, _NUM_GRID_NODES, dtype=mean.dtype, device=mean.device)
+        log_precision = low + (high - low) * _in_front(step, nu)
+        log_weights = (0.5 * nu * (log_precision - log_precision.exp())).log_softmax(0)
+        while log_weights.ndim <= mean.ndim:
+            log_precision, log_weights = log_precision.unsqueeze(1), log_weights.unsqueeze(1)
+        noise = (2 * self.log_scale[..., None, :] - log_precision).exp()
+        return Components(Normal(mean, (variance + noise).sqrt(), validate_args=False), log_weights)
 
 
 class Bernoulli(Likelihood):
@@ -194,14 +228,13 @@ class Bernoulli(Likelihood):
         _require_targets((Y == 0) | (Y == 1), Y, "zeros and ones", "Encode two classes as 0 and 1.")
 
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        nodes, log_weights = _gauss_hermite(mean)
-        logits = _at_nodes(mean, variance, nodes)
-        return _expected_log_prob(Components(BernoulliDistribution(logits=logits, validate_args=False), log_weights), Y)
+        # log p = −log(1 + e^{−f}) for y = 1 and with f's sign turned for y = 0.
+        f = (2 * Y - 1) * self._at_nodes(mean, variance)
+        return _average(nn.functional.logsigmoid(f), _in_front(self.node_log_weights, mean)).sum(-1)
 
     def predict(self, mean: Tensor, variance: Tensor) -> Components:
-        nodes, log_weights = _gauss_hermite(mean)
         # y has two values: the mixture over nodes is again a Bernoulli.
-        probability = _average(_at_nodes(mean, variance, nodes).sigmoid(), log_weights)
+        probability = _average(self._at_nodes(mean, variance).sigmoid(), _in_front(self.node_log_weights, mean))
         return _one_component(BernoulliDistribution(probs=probability, validate_args=False), mean)
 
 
@@ -228,29 +261,39 @@ class Categorical(Likelihood):
         valid = (Y.round() == Y) & (Y >= 0) & (self.num_classes > Y)
         _require_targets(valid, Y, f"class numbers from 0 to {self.num_classes - 1}", "Encode the classes in that way.")
 
-    def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        logits, log_weights = self._logits(mean, variance)
-        log_prob = CategoricalDistribution(logits=logits, validate_args=False).log_prob(Y[..., 0])
-        return _average(log_prob, log_weights)
-
-    def predict(self, mean: Tensor, variance: Tensor) -> Components:
-        logits, log_weights = self._logits(mean, variance)
-        probabilities = _average(logits.softmax(-1), log_weights)
-        # One output: the number of the class.
-        return _one_component(CategoricalDistribution(probs=probabilities[..., None, :], validate_args=False), mean)
-
-    def _logits(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents at the points of a fixed quasi-random normal sample, all classes at once."""
+    def _rule(self) -> tuple[Tensor, Tensor]:
+        """A quasi-random normal sample of all classes at once, with its mirror image, shape ``(nodes, classes)``."""
         sobol = torch.quasirandom.SobolEngine(self.num_classes, scramble=True, seed=0)
         uniform = sobol.draw(_NUM_CLASS_NODES, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
-        nodes = torch.special.ndtri(uniform).to(mean)
-        nodes = nodes.reshape(_NUM_CLASS_NODES, *(1,) * (mean.ndim - 1), self.num_classes)
-        log_weights = mean.new_full((_NUM_CLASS_NODES,), -math.log(_NUM_CLASS_NODES))
-        return mean + variance.sqrt() * nodes, log_weights
+        nodes = torch.special.ndtri(uniform)
+        log_weights = torch.full((2 * _NUM_CLASS_NODES,), -math.log(2 * _NUM_CLASS_NODES), dtype=torch.float64)
+        return torch.cat([nodes, -nodes]), log_weights
+
+    def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        # Only the normaliser needs nodes; it is common to all classes, so the rule prefers none.
+        normaliser = self._at_nodes(mean, variance).logsumexp(-1)
+        chosen = mean.gather(-1, Y.long().expand(*mean.shape[:-1], 1))[..., 0]
+        return chosen - _average(normaliser, _in_front(self.node_log_weights, normaliser[0]))
+
+    def predict(self, mean: Tensor, variance: Tensor) -> Components:
+        probabilities = self._at_nodes(mean, variance).softmax(-1)
+        average = _average(probabilities, _in_front(self.node_log_weights, mean))
+        # One output: the number of the class.
+        return _one_component(CategoricalDistribution(probs=average[..., None, :], validate_args=False), mean)
+
+    def _at_nodes(self, mean: Tensor, variance: Tensor) -> Tensor:
+        nodes = self.nodes.reshape(-1, *(1,) * (mean.ndim - 1), self.num_classes)
+        return mean + variance.sqrt() * nodes
 
 
 class Poisson(Likelihood):
-    r"""Counts: :math:`y \sim \mathrm{Poisson}(e^f)`."""
+    r"""Counts: :math:`y \sim \mathrm{Poisson}(e^f)`.
+
+    The ELBO is exact. Predictions sum over a grid in f, which resolves counts up to about 100 divided by f's variance.
+    """
+
+    def _rule(self) -> tuple[Tensor, Tensor]:
+        return _even_grid()
 
     def check_targets(self, Y: Tensor) -> None:
         """Whole numbers from 0 on."""
@@ -263,39 +306,33 @@ class Poisson(Likelihood):
         return (Y * mean - (mean + 0.5 * variance).exp() - (Y + 1).lgamma()).sum(-1)
 
     def predict(self, mean: Tensor, variance: Tensor) -> Components:
-        nodes, log_weights = _gauss_hermite(mean)
-        rate = _at_nodes(mean, variance, nodes).exp()
-        return Components(PoissonDistribution(rate, validate_args=False), log_weights)
+        rate = self._at_nodes(mean, variance).exp()
+        return Components(PoissonDistribution(rate, validate_args=False), _in_front(self.node_log_weights, mean))
 
 
 # Quadrature
 
 
-def _gauss_hermite(like: Tensor, num_nodes: int = _NUM_NODES) -> tuple[Tensor, Tensor]:
-    """Nodes and log-weights of a standard normal; the nodes have a dimension in front of those of ``like``."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
-    log_weights = torch.from_numpy(np.log(weights / math.sqrt(2 * math.pi))).to(like)
-    return torch.from_numpy(nodes).to(like).reshape(-1, *(1,) * like.ndim), log_weights
+def _even_grid() -> tuple[Tensor, Tensor]:
+    """An even grid for a standard normal: a trapezoidal rule, which smooth functions of any kind converge under."""
+    nodes = torch.linspace(-7.5, 7.5, _NUM_GRID_NODES, dtype=torch.float64)
+    return nodes, (-0.5 * nodes**2).log_softmax(0)
 
 
-def _at_nodes(mean: Tensor, variance: Tensor, nodes: Tensor) -> Tensor:
-    return mean + variance.sqrt() * nodes
+def _in_front(values: Tensor, like: Tensor) -> Tensor:
+    """A vector, as a dimension in front of those of ``like``."""
+    return values.reshape(-1, *(1,) * like.ndim)
 
 
 def _average(values: Tensor, log_weights: Tensor) -> Tensor:
     """Weighted mean over the nodes in front."""
-    return torch.tensordot(log_weights.exp(), values, dims=([0], [0]))
-
-
-def _expected_log_prob(components: Components, Y: Tensor) -> Tensor:
-    """E[log p(y | f)], summed over outputs."""
-    return _average(components.distribution.log_prob(Y), components.log_weights).sum(-1)
+    return (log_weights.exp() * values).sum(0)
 
 
 def _one_component(distribution: Distribution, like: Tensor) -> Components:
     """Analytic in f: one node of weight one."""
     expanded = distribution.expand(torch.Size((1, *distribution.batch_shape)))
-    return Components(expanded, like.new_zeros(1))
+    return Components(expanded, like.new_zeros((1,) * (like.ndim + 1)))
 
 
 def _require_positive(name: str, value: float) -> float:

@@ -87,7 +87,9 @@ def cholesky(matrix: Tensor, jitter: Tensor | float | None = None) -> Cholesky:
     """
     if jitter is None:
         jitter = default_jitter(matrix.dtype)
-    absolute = jitter * matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    # A matrix of zeros has no scale: it gets the jitter itself.
+    absolute = jitter * torch.where(mean_diagonal == 0, 1.0, mean_diagonal)
     tril, info = torch.linalg.cholesky_ex(_add_to_diagonal(matrix, absolute), check_errors=False)
     tril = tril.masked_fill((info != 0)[..., None, None], torch.nan)
     return Cholesky(tril, inverse_tril(tril), absolute)

@@ -1,8 +1,9 @@
 """Deep kernel processes: layers that map a Gram matrix to a Gram matrix, and a Gaussian process on top."""
 
 import copy
+import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,11 @@ from deepwishart.layers.base import KLEstimator
 from deepwishart.likelihoods import Gaussian, Likelihood
 from deepwishart.linalg import cholesky, default_jitter
 
+OutputPrecision = Literal["shared-full", "shared-diagonal", "separate-full", "separate-diagonal"]
+
 __all__ = [
     "DeepKernelProcess",
+    "OutputPrecision",
     "ProcessOutput",
     "deep_gaussian_process",
     "deep_inverse_wishart_process",
@@ -64,10 +68,16 @@ class DeepKernelProcess(nn.Module):
         layers: Hidden layers, from the inputs up; none for a sparse GP.
         output: The Gaussian process on top.
         likelihood: An initialised likelihood.
+        num_outputs: Columns of the targets.
     """
 
     def __init__(
-        self, inducing_inputs: Tensor, layers: Sequence[nn.Module], output: GaussianOutput, likelihood: Likelihood
+        self,
+        inducing_inputs: Tensor,
+        layers: Sequence[nn.Module],
+        output: GaussianOutput,
+        likelihood: Likelihood,
+        num_outputs: int,
     ) -> None:
         super().__init__()
         *batch, _, D = inducing_inputs.shape
@@ -76,6 +86,7 @@ class DeepKernelProcess(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.output = output
         self.likelihood = likelihood
+        self.num_outputs = num_outputs
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -117,6 +128,7 @@ class _Plan(NamedTuple):
     widths: tuple[int, ...]
     jitter: Tensor
     grams: tuple[Gram, ...]
+    num_outputs: int
 
 
 def deep_wishart_process(
@@ -131,6 +143,7 @@ def deep_wishart_process(
     kernel: str = "squared-exponential",
     initialisation: str = "prior",
     kl: KLEstimator = "closed-form",
+    output_precision: OutputPrecision = "shared-full",
     jitter: float | None = None,
     generator: torch.Generator | None = None,
 ) -> DeepKernelProcess:
@@ -148,6 +161,8 @@ def deep_wishart_process(
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
         initialisation: A key of :data:`deepwishart.layers.INITIALISATIONS`.
         kl: Estimator of the hidden layers' divergences.
+        output_precision: Λ of the output: one for all latent functions, ``"shared-full"`` or ``"shared-diagonal"``, or
+            one for each, ``"separate-full"`` or ``"separate-diagonal"``.
         jitter: Relative to a kernel's mean diagonal; the square root of the dtype's epsilon by default.
         generator: Source of randomness.
     """
@@ -164,7 +179,7 @@ def deep_wishart_process(
             posterior, width, tril, INITIALISATIONS[initialisation], is_first=index == 0, generator=generator
         )
         layers.append(WishartLayer(layer_kernel, layer_posterior, plan.jitter.clone(), kl))
-    return _assemble(layers, kernel, plan)
+    return _assemble(layers, kernel, plan, output_precision)
 
 
 def deep_gaussian_process(
@@ -178,6 +193,7 @@ def deep_gaussian_process(
     kernel: str = "squared-exponential",
     kl: KLEstimator = "closed-form",
     shared_precision: bool = True,
+    output_precision: OutputPrecision = "shared-full",
     jitter: float | None = None,
     generator: torch.Generator | None = None,
 ) -> DeepKernelProcess:
@@ -193,7 +209,9 @@ def deep_gaussian_process(
         widths: ν of all hidden layers, or of each; the number of inputs by default.
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
         kl: Estimator of the hidden layers' divergences.
-        shared_precision: Whether the features of a layer share one precision.
+        shared_precision: Whether the features of a hidden layer share one precision.
+        output_precision: Λ of the output: one for all latent functions, ``"shared-full"`` or ``"shared-diagonal"``, or
+            one for each, ``"separate-full"`` or ``"separate-diagonal"``.
         jitter: Relative to a kernel's mean diagonal; the square root of the dtype's epsilon by default.
         generator: Source of randomness.
     """
@@ -201,10 +219,10 @@ def deep_gaussian_process(
     Z, layers = plan.inducing_inputs, []
     for index, width in enumerate(plan.widths):
         # Features start near the inputs, repeated or cut to the width: a skip connection, softly.
-        start = Z.repeat_interleave(-(-width // Z.shape[-1]), -1)[..., :width]
+        start = torch.cat([Z] * -(-width // Z.shape[-1]), -1)[..., :width]
         posterior = GaussianPosterior(start, shared=shared_precision)
         layers.append(GaussianLayer(_kernel(kernel, plan, index), posterior, plan.jitter.clone(), kl))
-    return _assemble(layers, kernel, plan)
+    return _assemble(layers, kernel, plan, output_precision)
 
 
 def deep_inverse_wishart_process(
@@ -216,6 +234,7 @@ def deep_inverse_wishart_process(
     num_outputs: int | None = None,
     kernel: str = "squared-exponential",
     kl: KLEstimator = "closed-form",
+    output_precision: OutputPrecision = "shared-full",
     jitter: float | None = None,
     generator: torch.Generator | None = None,
 ) -> DeepKernelProcess:
@@ -230,6 +249,8 @@ def deep_inverse_wishart_process(
         num_outputs: The number of columns of the targets; only checked, so it may be left out.
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
         kl: Estimator of the hidden layers' divergences.
+        output_precision: Λ of the output: one for all latent functions, ``"shared-full"`` or ``"shared-diagonal"``, or
+            one for each, ``"separate-full"`` or ``"separate-diagonal"``.
         jitter: Relative to a kernel's mean diagonal; the square root of the dtype's epsilon by default.
         generator: Source of randomness.
     """
@@ -239,7 +260,7 @@ def deep_inverse_wishart_process(
         layer_kernel = _kernel(kernel, plan, index)
         tril = _prior_tril(layer_kernel, gram, plan.jitter)
         layers.append(InverseWishartLayer(layer_kernel, tril, plan.jitter.clone(), kl, generator=generator))
-    return _assemble(layers, kernel, plan)
+    return _assemble(layers, kernel, plan, output_precision)
 
 
 def _plan(
@@ -254,15 +275,20 @@ def _plan(
     jitter: float | None,
     generator: torch.Generator | None,
 ) -> _Plan:
+    for name, tensor in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} must be a torch tensor, got {type(tensor).__name__}. Use torch.as_tensor.")
     targets = targets[..., None] if targets.ndim == inputs.ndim - 1 else targets
     _check_data(inputs, targets)
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        raise ValueError(f"likelihood must come from deepwishart.likelihoods, such as Gaussian(), got {likelihood!r}.")
+    if jitter is not None and not 0 <= jitter <= 1:
+        raise ValueError(f"jitter must be a number from 0 to 1, relative to a kernel's mean diagonal, got {jitter}.")
+    depth, num_inducing = _whole("depth", depth), _whole("num_inducing", num_inducing)
     if num_outputs not in (None, targets.shape[-1]):
         raise ValueError(
             f"num_outputs must be the number of columns of targets, {targets.shape[-1]}, got {num_outputs}."
         )
-    for name, value in (("depth", depth), ("num_inducing", num_inducing)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
     batch_shape, D = inputs.shape[:-2], inputs.shape[-1]
     likelihood = copy.deepcopy(likelihood) if likelihood is not None else Gaussian()
     likelihood.check_targets(targets)
@@ -280,13 +306,23 @@ def _plan(
         widths=_widths(widths, depth, D),
         jitter=inputs.new_full(batch_shape, relative),
         grams=_expected_grams(Z, depth, kernel),
+        num_outputs=targets.shape[-1],
     )
 
 
-def _assemble(layers: Sequence[nn.Module], kernel: str, plan: _Plan) -> DeepKernelProcess:
-    output_kernel = _kernel(kernel, plan, len(layers))
-    output = GaussianOutput(output_kernel, GaussianPosterior(plan.inducing_targets), plan.jitter.clone())
-    return DeepKernelProcess(plan.inducing_inputs, layers, output, plan.likelihood)
+def _assemble(
+    layers: Sequence[nn.Module], kernel: str, plan: _Plan, output_precision: OutputPrecision
+) -> DeepKernelProcess:
+    if output_precision not in get_args(OutputPrecision):
+        names = ", ".join(get_args(OutputPrecision))
+        raise ValueError(f"output_precision must be one of {names}, got {output_precision!r}.")
+    posterior = GaussianPosterior(
+        plan.inducing_targets,
+        shared=output_precision.startswith("shared"),
+        diagonal=output_precision.endswith("diagonal"),
+    )
+    output = GaussianOutput(_kernel(kernel, plan, len(layers)), posterior, plan.jitter.clone())
+    return DeepKernelProcess(plan.inducing_inputs, layers, output, plan.likelihood, plan.num_outputs)
 
 
 def _kernel(name: str, plan: _Plan, index: int) -> Kernel:
@@ -321,17 +357,28 @@ def _choose_inducing(inputs: Tensor, num_inducing: int, generator: torch.Generat
 
 def _widths(widths: int | Sequence[int] | None, depth: int, num_inputs: int) -> tuple[int, ...]:
     given = num_inputs if widths is None else widths
-    listed = (given,) * (depth - 1) if isinstance(given, int) else tuple(given)
-    if len(listed) != depth - 1 or any(width < 1 for width in listed):
+    listed = tuple(given) if isinstance(given, Sequence) else (given,) * (depth - 1)
+    listed = tuple(_whole("widths", width) for width in listed)
+    if len(listed) != depth - 1:
         raise ValueError(
-            f"widths must be one positive integer, or one for each of the {depth - 1} hidden layers, got {widths}."
+            f"widths must be one whole number, or one for each of the {depth - 1} hidden layers, got {widths}."
         )
     return listed
 
 
+def _whole(name: str, value: Any) -> int:
+    try:
+        integer = operator.index(value)
+    except TypeError:
+        integer = 0
+    if integer < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value}.")
+    return integer
+
+
 def _check_data(inputs: Tensor, targets: Tensor) -> None:
-    if inputs.ndim < 2 or inputs.shape[-1] < 1 or inputs.shape[-2] < 1:
-        raise ValueError(f"inputs must have shape (*batch, N, D) with N, D ≥ 1, got {tuple(inputs.shape)}.")
+    if inputs.ndim < 2 or 0 in inputs.shape:
+        raise ValueError(f"inputs must have shape (*batch, N, D) without a zero, got {tuple(inputs.shape)}.")
     if inputs.dtype not in (torch.float32, torch.float64) or targets.dtype != inputs.dtype:
         raise ValueError(
             f"inputs and targets must share float64 or float32, got {inputs.dtype} and {targets.dtype}. Convert them "

@@ -30,12 +30,14 @@ def elbo(
     Args:
         model: A deep kernel process.
         X: Rows of a batch b, shape ``(*batch, |b|, D)``.
-        Y: Their targets, shape ``(*batch, |b|, outputs)``.
+        Y: Their targets, shape ``(*batch, |b|, outputs)``, or ``(*batch, |b|)`` for one output.
         num_data: N, the number of rows of the whole data; that of the batch by default.
         num_samples: Posterior samples of the hidden layers; a model of depth 1 needs none.
         kl_weight: w, for annealing.
         generator: Source of randomness.
     """
+    _check_inputs(model, X, num_samples)
+    Y = _check_targets(model, X, Y)
     noise = model.draw_noise(num_samples, X.shape[-2], generator)
     output = model(X, noise)
     fit = model.likelihood.expected_log_prob(Y, output.marginals.mean, output.marginals.variance)
@@ -52,9 +54,10 @@ def predict_f(
     chunk_size: int = 10_000,
 ) -> Predictive:
     """The latent functions at the rows of X: a mixture over posterior samples. See :func:`predict` for y."""
-    marginals = _marginals(model, X, num_samples, generator, chunk_size)
+    marginals = _all_marginals(model, X, num_samples, generator, chunk_size)
     normal = torch.distributions.Normal(marginals.mean, marginals.variance.sqrt(), validate_args=False)
-    return Predictive(Components(normal.expand((1, *normal.batch_shape)), marginals.mean.new_zeros(1)))
+    weight = marginals.mean.new_zeros((1,) * (marginals.mean.ndim + 1))
+    return Predictive(Components(normal.expand(torch.Size((1, *normal.batch_shape))), weight))
 
 
 def predict(
@@ -76,7 +79,7 @@ def predict(
         generator: Source of randomness; the same seed gives the same predictions.
         chunk_size: Rows in one pass.
     """
-    marginals = _marginals(model, X, num_samples, generator, chunk_size)
+    marginals = _all_marginals(model, X, num_samples, generator, chunk_size)
     with torch.no_grad():
         return Predictive(model.likelihood.predict(marginals.mean, marginals.variance))
 
@@ -89,10 +92,8 @@ def predict_in_chunks(
     chunk_size: int = 10_000,
 ) -> Iterator[Predictive]:
     """:func:`predict`, a chunk of rows at a time, for tables whose samples would not fit into memory together."""
-    noise = model.draw_noise(num_samples, 1, generator)
-    for rows in X.split(chunk_size, -2):
+    for marginals in _marginals(model, X, num_samples, generator, chunk_size):
         with torch.no_grad():
-            marginals = _with_samples(model, model(rows, noise).marginals)
             yield Predictive(model.likelihood.predict(marginals.mean, marginals.variance))
 
 
@@ -105,21 +106,47 @@ def predictive_log_likelihood(
     chunk_size: int = 10_000,
 ) -> Tensor:
     """log p(y | data) of every row, by log-mean-exp over samples, shape ``(*batch, N)``."""
+    _check_inputs(model, X, num_samples)
+    Y = _check_targets(model, X, Y)
     chunks = predict_in_chunks(model, X, num_samples, generator, chunk_size)
     return torch.cat([p.log_prob(y) for p, y in zip(chunks, Y.split(chunk_size, -2), strict=True)], -1)
 
 
 def _marginals(
     model: DeepKernelProcess, X: Tensor, num_samples: int, generator: torch.Generator | None, chunk_size: int
-) -> Marginals:
+) -> Iterator[Marginals]:
+    """Marginals of the latent functions, a chunk of rows at a time, all under one noise."""
+    _check_inputs(model, X, num_samples)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
     noise = model.draw_noise(num_samples, 1, generator)
-    with torch.no_grad():
-        parts = [_with_samples(model, model(rows, noise).marginals) for rows in X.split(chunk_size, -2)]
+    for rows in X.split(chunk_size, -2):
+        with torch.no_grad():
+            mean, variance, kl = model(rows, noise).marginals
+        # A model of depth 1 is analytic: one sample stands for all.
+        yield Marginals(mean, variance, kl) if model.layers else Marginals(mean[None], variance[None], kl[None])
+
+
+def _all_marginals(
+    model: DeepKernelProcess, X: Tensor, num_samples: int, generator: torch.Generator | None, chunk_size: int
+) -> Marginals:
+    parts = list(_marginals(model, X, num_samples, generator, chunk_size))
     return Marginals(torch.cat([p.mean for p in parts], -2), torch.cat([p.variance for p in parts], -2), parts[0].kl)
 
 
-def _with_samples(model: DeepKernelProcess, marginals: Marginals) -> Marginals:
-    """A model of depth 1 is analytic: one sample stands for all."""
-    if model.layers:
-        return marginals
-    return Marginals(marginals.mean[None], marginals.variance[None], marginals.kl[None])
+def _check_inputs(model: DeepKernelProcess, X: Tensor, num_samples: int) -> None:
+    """Shapes alone: nothing here looks at a value, so nothing synchronises a device."""
+    batch, D = tuple(model.batch_shape), model.inducing_inputs.shape[-1]
+    if X.ndim < 2 or tuple(X.shape[:-2]) != batch or X.shape[-1] != D:
+        raise ValueError(f"X must have shape {(*batch, 'N', D)}, as the model was made for, got {tuple(X.shape)}.")
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
+
+
+def _check_targets(model: DeepKernelProcess, X: Tensor, Y: Tensor) -> Tensor:
+    """Targets with a dimension for outputs, and one row for each of X's."""
+    Y = Y[..., None] if Y.ndim == X.ndim - 1 else Y
+    expected = (*X.shape[:-1], model.num_outputs)
+    if tuple(Y.shape) != expected:
+        raise ValueError(f"Y must have shape {expected}, one row for each row of X, got {tuple(Y.shape)}.")
+    return Y

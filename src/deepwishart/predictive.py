@@ -4,7 +4,7 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Poisson, StudentT
+from torch.distributions import Bernoulli, Categorical, Distribution, Poisson
 
 from deepwishart.likelihoods import Components
 
@@ -33,6 +33,7 @@ class Predictive:
     @property
     def mean(self) -> Tensor:
         """Shape ``(*batch, N, outputs)``."""
+        self._refuse_classes("mean or variance")
         return self._average(self.components.mean)
 
     @property
@@ -54,15 +55,17 @@ class Predictive:
                 f"Only classes have probabilities, not {type(self.components).__name__}. Ask for quantiles."
             )
         probs: Tensor = self.components.probs
+        # Analytic in f: one node.
+        return (probs[..., 0, :] if isinstance(self.components, Categorical) else probs)[0].mean(0)
+
+    def _refuse_classes(self, what: str) -> None:
         if isinstance(self.components, Categorical):
-            probs = probs[..., 0, :]
-        return self._average(probs)
+            raise ValueError(f"Classes have no order, hence no {what}. Ask for probs.")
 
     def log_prob(self, Y: Tensor) -> Tensor:
         """log of the mean density over samples, all outputs of a point together, shape ``(*batch, N)``."""
         log_prob = self.components.log_prob(Y)
-        log_weights = self.log_weights.reshape(-1, *(1,) * (log_prob.ndim - 1))
-        given_sample = (log_prob + log_weights).logsumexp(0).sum(-1)
+        given_sample = (log_prob + self.log_weights).logsumexp(0).sum(-1)
         return given_sample.logsumexp(0) - math.log(self.num_samples)
 
     def cdf(self, Y: Tensor) -> Tensor:
@@ -74,6 +77,7 @@ class Predictive:
 
         For counts, the smallest whole number whose cdf reaches the level.
         """
+        self._refuse_classes("quantiles")
         mean = self.components.mean
         level = torch.as_tensor(levels, dtype=mean.dtype, device=mean.device).reshape(-1, *(1,) * (mean.ndim - 2))
         if not ((level > 0) & (level < 1)).all():
@@ -91,25 +95,26 @@ class Predictive:
         One posterior sample serves all points of a draw; a node is drawn for each point and output.
         """
         shape = self.components.batch_shape[2:]
-        count, size = math.prod(sample_shape), math.prod(shape)
-        device = self.log_weights.device
+        count, device = math.prod(sample_shape), self.log_weights.device
         sample = torch.randint(self.num_samples, (count,), generator=generator, device=device)
-        node = torch.multinomial(self.log_weights.exp(), max(count * size, 1), replacement=True, generator=generator)
-        node = node[: count * size].reshape(count, *shape)
         # torch's samplers know only the global generator: fork it, seeded from ours.
         seed = int(torch.randint(2**62, (), generator=generator, device=device))
-        block = max(1, _BLOCK // max(1, size * len(self.log_weights)))
+        block = max(1, _BLOCK // max(1, math.prod(self.components.batch_shape[:1] + shape)))
         with torch.no_grad(), torch.random.fork_rng(devices=[] if device.type == "cpu" else None):
             torch.manual_seed(seed)
-            draws = [
-                _pick(self.components, s, n).sample()
-                for s, n in zip(sample.split(block), node.split(block), strict=True)
-            ]
+            draws = [self._draw(samples) for samples in sample.split(block)]
         return torch.cat(draws).reshape(*sample_shape, *shape)
+
+    def _draw(self, sample: Tensor) -> Tensor:
+        """One observation of every point for each of the posterior samples named."""
+        log_weights = self.log_weights.expand(self.components.batch_shape)[:, sample]
+        # The largest of log-weights with Gumbel noise: a node, drawn with its weight.
+        gumbel = -torch.empty_like(log_weights).exponential_().log()
+        return _pick(self.components, sample, (log_weights + gumbel).argmax(0)).sample()
 
     def _average(self, values: Tensor) -> Tensor:
         """Mean over nodes (weighted) and samples, the two dimensions in front."""
-        return torch.tensordot(self.log_weights.exp(), values, dims=([0], [0])).mean(0)
+        return (self.log_weights.exp() * values).sum(0).mean(0)
 
     def _bracket(self, level: Tensor) -> tuple[Tensor, Tensor]:
         """Values below and above every quantile asked for; doubled until they are."""
@@ -142,20 +147,11 @@ def _pick(distribution: Distribution, sample: Tensor, node: Tensor) -> Distribut
 
 
 def _cdf(distribution: Distribution, Y: Tensor) -> Tensor:
-    if isinstance(distribution, StudentT):
-        return _student_t_cdf((Y - distribution.loc) / distribution.scale, distribution.df)
     if isinstance(distribution, Poisson):
         # P(y ≤ k) = Q(k + 1, rate), the upper regularised incomplete gamma function.
         count = Y.floor()
         upper = torch.special.gammaincc((count + 1).clamp_min(1), distribution.rate)
         return torch.where(count < 0, torch.zeros_like(upper), upper)
-    if type(distribution).__name__ in ("Bernoulli", "Categorical"):
+    if isinstance(distribution, Bernoulli | Categorical):
         raise ValueError("Classes have no order, hence no cdf or quantiles. Ask for probs.")
     return distribution.cdf(Y)
-
-
-def _student_t_cdf(t: Tensor, df: Tensor) -> Tensor:
-    from scipy.special import stdtr  # torch has no incomplete beta function
-
-    values = stdtr(df.detach().cpu().numpy(), t.detach().cpu().numpy())
-    return torch.as_tensor(values, dtype=t.dtype, device=t.device)

@@ -65,8 +65,7 @@ def test_positive_semi_definite_on_random_inputs(name: str, seed: int) -> None:
     X = features(30, 1 + seed, seed=seed)
     K = dense(make_kernel(name), X)
     torch.testing.assert_close(K, K.mT, rtol=0, atol=1e-7)
-    # An angle of zero is known to the root of epsilon only, since it comes from a cosine.
-    assert torch.linalg.eigvalsh(K)[0] > -(1e-8 if "arc-cosine" in name else 1e-14) * K.diagonal().sum()
+    assert torch.linalg.eigvalsh(K)[0] > -1e-14 * K.diagonal().sum()
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)

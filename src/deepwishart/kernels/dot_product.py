@@ -38,11 +38,11 @@ class ArcCosine1(ScaledKernel):
 def _angle(g_ij: Tensor, g_ii: Tensor, g_jj: Tensor) -> tuple[Tensor, Tensor]:
     """√(G_ii G_jj) sin θ and √(G_ii G_jj) cos θ.
 
-    The first is the root of a difference that rounding can make negative; at zero its gradient is not defined, and
-    is taken to be zero. Unlike arccos, atan2 of both needs no division and loses no digits at small angles.
+    The first is the root of a difference. What is left of that after rounding, where points are parallel, is taken to
+    be zero, value and gradient: its root would be an angle of √ε that makes the kernel indefinite.
     """
-    area = g_ii * g_jj - g_ij**2
-    tiny = torch.finfo(g_ij.dtype).tiny
-    positive = area > tiny
+    size = g_ii * g_jj
+    area = size - g_ij**2
+    positive = area > 16 * torch.finfo(g_ij.dtype).eps * size
     sine = torch.where(positive, torch.where(positive, area, 1.0).sqrt(), 0.0)
     return sine, g_ij

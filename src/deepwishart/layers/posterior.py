@@ -129,11 +129,12 @@ class WishartPosterior(nn.Module):
     def _root(self, prior: Cholesky) -> Tensor:
         """chol(Ψ)."""
         q = self.q_logit.sigmoid()[..., None, None]
+        rest = (-self.q_logit).sigmoid()[..., None, None]  # 1 − q, without the zero that rounding makes of it
         if self.whitened:
             identity = torch.eye(self.V.shape[-1], dtype=self.V.dtype, device=self.V.device)
-            return prior.tril @ cholesky((1 - q) * identity + q * (self.V @ self.V.mT), jitter=0.0).tril
+            return prior.tril @ cholesky(rest * identity + q * (self.V @ self.V.mT), jitter=0.0).tril
         S = prior.tril @ prior.tril.mT
-        return cholesky((1 - q) * S + q * (self.V @ self.V.mT), jitter=0.0).tril
+        return cholesky(rest * S + q * (self.V @ self.V.mT), jitter=0.0).tril
 
 
 def _unit(strict: Tensor) -> Tensor:
