@@ -139,19 +139,21 @@ def test_the_deep_wishart_process_has_the_deep_gps_prior(widths: tuple[int, ...]
     proofs.p_values(f"Prior of the deep Wishart process against the deep GP's, widths {widths}", p, draws)
 
 
-@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("power", [-1, 1])
+@pytest.mark.parametrize("widths", [(2,), (3,), (3, 3)])
+@pytest.mark.parametrize("method", ["gw", "ab-gw"])
 def test_the_comparison_of_priors_rejects_a_wrong_power_of_the_width(
-    factor: float, monkeypatch: pytest.MonkeyPatch
+    method: str, widths: tuple[int, ...], power: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1/ν twice, or left out, at ν = 2: every statistic sees it."""
+    """1/ν twice, or left out, in every layer: every statistic sees it."""
     X, _ = data(1, seed=5)
-    gp = prior_functions("dgp", (2,), 10_000, X, seed=1)
+    gp = prior_functions("dgp", widths, 20_000, X, seed=1)
 
     def scaled(kernel: Gram, jitter: Tensor) -> Any:
-        return condition(kernel / (1 / factor), jitter)
+        return condition(kernel / float(widths[0]) ** -power, jitter)
 
     monkeypatch.setattr("deepwishart.layers.wishart.condition", scaled)
-    wrong = prior_functions("a-gw", (2,), 10_000, X, seed=11)
+    wrong = prior_functions(method, widths, 20_000, X, seed=11)
     pairs = list(zip(statistics(wrong), statistics(gp), strict=True))
     p = [float(scipy.stats.ks_2samp(a.numpy(), b.numpy()).pvalue) for a, b in pairs]
     assert max(p) < 1e-4, p

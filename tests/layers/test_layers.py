@@ -249,6 +249,43 @@ def test_three_estimators_of_the_divergence_agree(method: str, proofs: Proofs) -
     )
 
 
+@pytest.mark.parametrize("initialisation", ["prior", "whitened", "authors"])
+@pytest.mark.parametrize("df", [1, 4, 7])
+@pytest.mark.parametrize("kl", ["sampled", "path-derivative"])
+def test_the_estimators_agree_at_any_width_and_initialisation(kl: str, df: int, initialisation: str) -> None:
+    gram, draws = inputs(M, 1), 4_000
+    values = []
+    for estimator in ("closed-form", kl):
+        layer = make_layer("ab-gw", gram, df, initialisation, kl=estimator)
+        perturb(layer, 0.2, seed=5)
+        values.append(sample(layer, gram, draws, 6).kl)
+    exact, sampled = values
+    assert abs(sampled.mean() - exact) < 4.5 * sampled.std() / draws**0.5
+
+
+@pytest.mark.parametrize("delta", [0.5, 4.0])
+def test_the_inverse_wisharts_joint_law_at_other_delta(delta: float) -> None:
+    """δ below and at M; and with a posterior that is not the prior, the conditional is still the prior's."""
+    gram, draws = inputs(M, 1), 10_000
+    layer = make_layer("diwp", gram, 0)
+    with torch.no_grad():
+        layer.log_delta.fill_(delta).log_()
+        layer.log_gamma.fill_(1.0)
+        layer.V.mul_(20.0)
+    ours = sample(layer, gram, draws, 1)
+    K = kernel_matrix(layer, gram)
+    # Given the inducing block, weights h of the new point: mean K_ii⁻¹ k_it, and the residual's law.
+    G_ii, G_it, G_tt = ours.gram
+    h = torch.linalg.solve(G_ii, G_it)
+    expected = torch.linalg.solve(K[:M, :M], K[:M, M:])
+    z = (h.mean(0) - expected) / (h.std(0) / draws**0.5)
+    assert z.abs().max() < 4.5
+    residual = G_tt[:, 0] - (G_it * h).sum(-2)[:, 0]
+    s = delta * (K[M, M] - (K[:M, M] * expected[:, 0]).sum()).item()
+    law = scipy.stats.invgamma((delta + M + 2) / 2, scale=s / 2)
+    assert scipy.stats.kstest(residual.numpy(), law.cdf).pvalue > 1e-4
+
+
 def divergence_gradient(layer: Any, gram: Gram, seed: int) -> Tensor:
     """Of one pass with one sample, with respect to all parameters that it depends on."""
     kl = layer(gram, layer.draw_noise(torch.Size((1,)), 1, generator(1000 + seed))).kl.sum()
