@@ -79,7 +79,9 @@ def test_the_changelog_knows_the_version() -> None:
 def test_links_between_the_pages_lead_somewhere() -> None:
     for page in [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            linked = page.parent / target
+            assert linked.exists(), f"{page.name} links to {target}"
+            assert linked.stat().st_size, f"{target} is empty"
 
 
 def test_every_public_name_exists() -> None:
