@@ -143,6 +143,23 @@ def test_mixing_cannot_become_singular() -> None:
     torch.testing.assert_close(torch.linalg.det(posterior.column_mixing).item(), 1.0, rtol=1e-9, atol=0)
 
 
+def test_rows_are_mixed_by_a_lower_times_an_upper_matrix_and_columns_by_a_lower_one() -> None:
+    """Entry by entry: A′ is no triangular matrix, which would make A-GW a GW."""
+    posterior = WishartPosterior("ab-gw", 3, torch.eye(4, dtype=torch.float64))
+    perturb(posterior, 0.5)
+    rows, columns = posterior.rows.detach(), posterior.columns.detach()
+    for i in range(4):
+        for j in range(4):
+            lower = [rows[i, k].item() if k < i else float(k == i) for k in range(4)]
+            upper = [rows[k, j].item() if k < j else float(k == j) for k in range(4)]
+            expected = sum(a * b for a, b in zip(lower, upper, strict=True))
+            assert posterior.row_mixing[i, j].item() == pytest.approx(expected)
+    for i in range(3):
+        for j in range(3):
+            expected = columns[i, j].item() if j < i else float(i == j)
+            assert posterior.column_mixing[i, j].item() == pytest.approx(expected)
+
+
 # Invariances.
 
 
