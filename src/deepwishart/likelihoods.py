@@ -26,6 +26,7 @@ __all__ = [
     "Likelihood",
     "Poisson",
     "StudentT",
+    "one_component",
 ]
 
 _NUM_NODES = 20  # of Gauss and Hermite, for smooth functions of f
@@ -122,7 +123,7 @@ class Gaussian(Likelihood):
         return -0.5 * (squares + log_noise + math.log(2 * math.pi)).sum(-1)
 
     def predict(self, mean: Tensor, variance: Tensor) -> Components:
-        return _one_component(Normal(mean, (variance + self.noise).sqrt(), validate_args=False), mean)
+        return one_component(Normal(mean, (variance + self.noise).sqrt(), validate_args=False), mean)
 
 
 class HeteroscedasticGaussian(Likelihood):
@@ -235,7 +236,7 @@ class Bernoulli(Likelihood):
     def predict(self, mean: Tensor, variance: Tensor) -> Components:
         # y has two values: the mixture over nodes is again a Bernoulli.
         probability = _average(self._at_nodes(mean, variance).sigmoid(), _in_front(self.node_log_weights, mean))
-        return _one_component(BernoulliDistribution(probs=probability, validate_args=False), mean)
+        return one_component(BernoulliDistribution(probs=probability, validate_args=False), mean)
 
 
 class Categorical(Likelihood):
@@ -279,7 +280,7 @@ class Categorical(Likelihood):
         probabilities = self._at_nodes(mean, variance).softmax(-1)
         average = _average(probabilities, _in_front(self.node_log_weights, mean))
         # One output: the number of the class.
-        return _one_component(CategoricalDistribution(probs=average[..., None, :], validate_args=False), mean)
+        return one_component(CategoricalDistribution(probs=average[..., None, :], validate_args=False), mean)
 
     def _at_nodes(self, mean: Tensor, variance: Tensor) -> Tensor:
         nodes = self.nodes.reshape(-1, *(1,) * (mean.ndim - 1), self.num_classes)
@@ -329,7 +330,7 @@ def _average(values: Tensor, log_weights: Tensor) -> Tensor:
     return (log_weights.exp() * values).sum(0)
 
 
-def _one_component(distribution: Distribution, like: Tensor) -> Components:
+def one_component(distribution: Distribution, like: Tensor) -> Components:
     """Analytic in f: one node of weight one."""
     expanded = distribution.expand(torch.Size((1, *distribution.batch_shape)))
     return Components(expanded, like.new_zeros((1,) * (like.ndim + 1)))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deepwishart.layers import Marginals
-from deepwishart.likelihoods import Components
+from deepwishart.likelihoods import one_component
 from deepwishart.models import DeepKernelProcess
 from deepwishart.predictive import Predictive
 
@@ -38,6 +38,8 @@ def elbo(
     """
     _check_inputs(model, X, num_samples)
     Y = _check_targets(model, X, Y)
+    if not X.shape[-2]:
+        raise ValueError("A batch must have at least one row, got none.")
     noise = model.draw_noise(num_samples, X.shape[-2], generator)
     output = model(X, noise)
     fit = model.likelihood.expected_log_prob(Y, output.marginals.mean, output.marginals.variance)
@@ -56,8 +58,7 @@ def predict_f(
     """The latent functions at the rows of X: a mixture over posterior samples. See :func:`predict` for y."""
     marginals = _all_marginals(model, X, num_samples, generator, chunk_size)
     normal = torch.distributions.Normal(marginals.mean, marginals.variance.sqrt(), validate_args=False)
-    weight = marginals.mean.new_zeros((1,) * (marginals.mean.ndim + 1))
-    return Predictive(Components(normal.expand(torch.Size((1, *normal.batch_shape))), weight))
+    return Predictive(one_component(normal, marginals.mean))
 
 
 def predict(
