@@ -16,8 +16,8 @@ import torch
 from deepwishart.objectives import elbo
 from tests.conftest import UCI_SETS, read_uci
 from tests.layers.instances import perturb
+from tests.model_instances import METHODS, build
 from tests.proofs import PAGE, machine, write_section
-from tests.test_models import METHODS, build
 
 
 def start(method: str, name: str, dtype: torch.dtype, seed: int, device: str) -> bool:

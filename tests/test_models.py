@@ -5,64 +5,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from torch import Tensor
 
 from deepwishart.distributions import extend_wishart
-from deepwishart.gram import Gram
-from deepwishart.inducing import choose_rows
 from deepwishart.kernels import KERNELS
-from deepwishart.layers import GaussianLayer, GaussianOutput, InverseWishartLayer, WishartPosterior
-from deepwishart.layers.base import condition
+from deepwishart.layers import GaussianLayer
 from deepwishart.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from deepwishart.models import (
-    DeepKernelProcess,
     deep_gaussian_process,
-    deep_inverse_wishart_process,
     deep_wishart_process,
 )
-from deepwishart.objectives import elbo, predict, predict_f, predict_in_chunks, predictive_log_likelihood
+from deepwishart.objectives import elbo, predict, predict_f, predictive_log_likelihood
 from tests.distributions.instances import generator
 from tests.layers.instances import perturb
-from tests.proofs import Proofs
-
-METHODS = ("gw", "a-gw", "ab-gw", "dgp", "diwp")
-
-
-def build(method: str, X: Tensor, y: Tensor, **options: Any) -> DeepKernelProcess:
-    """A model by the name of its method."""
-    options = {"generator": generator(0), **options}
-    if method == "dgp":
-        return deep_gaussian_process(X, y, **options)
-    if method == "diwp":
-        options.pop("widths", None)
-        return deep_inverse_wishart_process(X, y, **options)
-    return deep_wishart_process(X, y, posterior=method, **options)
-
-
-def data(N: int = 40, D: int = 3, batch: tuple[int, ...] = (), seed: int = 0) -> tuple[Tensor, Tensor]:
-    g = generator(seed)
-    X = torch.randn(*batch, N, D, dtype=torch.float64, generator=g)
-    y = (X[..., :1] * 1.5).sin() + 0.2 * torch.randn(*batch, N, 1, dtype=torch.float64, generator=g)
-    return X, y
-
-
-def to_the_prior(model: DeepKernelProcess) -> DeepKernelProcess:
-    """Every posterior equal to its prior. The Wishart layers below the first must be whitened for that."""
-    with torch.no_grad():
-        for module in (model.output, *model.layers):
-            if isinstance(module, GaussianLayer | GaussianOutput):
-                module.posterior.precision_root.zero_()
-            if isinstance(module, InverseWishartLayer):
-                module.V.zero_()
-                module.log_gamma.fill_(-40.0)
-    return model
-
+from tests.model_instances import METHODS, build, data
 
 # Depth 1 is a sparse GP; with M = N and the optimal posterior it is the exact one.
 
@@ -98,108 +57,6 @@ def test_a_sparse_gp_bounds_the_exact_one() -> None:
         assert elbo(model, X, y).item() < exact.log_marginal_likelihood_value_ + 1e-6
 
 
-# The prior.
-
-
-def prior_functions(method: str, widths: tuple[int, ...], draws: int, X: Tensor, seed: int) -> Tensor:
-    """Latent functions at new points, jointly with nothing: each point's f given its own sample of Gram matrices."""
-    Z = torch.randn(4, X.shape[-1], dtype=torch.float64, generator=generator(99))
-    options = {"initialisation": "whitened"} if method not in ("dgp", "diwp") else {}
-    model = build(method, Z, Z[:, :1], depth=len(widths) + 1, widths=widths, num_inducing=4, **options)
-    to_the_prior(model)
-    with torch.no_grad():
-        noise = model.draw_noise(draws, len(X), generator(seed))
-        gram = model.input_gram(X)
-        for layer, layer_noise in zip(model.layers, noise, strict=True):
-            gram, _ = layer(gram, layer_noise)
-        K = model.output.kernel(gram)
-        # f at the first inducing point and at the first new one, from their joint law.
-        ii, it, tt = K.ii[:, 0, 0], K.it[:, 0, 0], K.tt[:, 0]
-        e = torch.randn(draws, 2, dtype=torch.float64, generator=generator(seed + 1))
-        first = ii.sqrt() * e[:, 0]
-        second = it / ii * first + (tt - it**2 / ii).clamp_min(0).sqrt() * e[:, 1]
-    return torch.stack([first, second, gram.tt[:, 0], gram.it[:, 0, 0], gram.ii[:, 0, 1]], -1)
-
-
-def statistics(draw: Tensor) -> list[Tensor]:
-    f, g, tt, it, ii = draw.unbind(-1)
-    return [f * g, (f - g).abs(), tt, it, ii]
-
-
-@pytest.mark.parametrize("widths", [(2,), (3, 2), (6, 1, 3)])
-def test_the_deep_wishart_process_has_the_deep_gps_prior(widths: tuple[int, ...], proofs: Proofs) -> None:
-    draws = proofs.size(10_000, 400_000)
-    X, _ = data(1, seed=5)
-    gp = prior_functions("dgp", widths, draws, X, seed=1)
-    p = []
-    for method in ("gw", "a-gw", "ab-gw"):
-        ours = prior_functions(method, widths, draws, X, seed=11)
-        pairs = zip(statistics(ours), statistics(gp), strict=True)
-        p += [float(scipy.stats.ks_2samp(a.numpy(), b.numpy()).pvalue) for a, b in pairs]
-    proofs.p_values(f"Prior of the deep Wishart process against the deep GP's, widths {widths}", p, draws)
-
-
-@pytest.mark.parametrize("power", [-1, 1])
-@pytest.mark.parametrize("widths", [(2,), (3,), (3, 3)])
-@pytest.mark.parametrize("method", ["gw", "ab-gw"])
-def test_the_comparison_of_priors_rejects_a_wrong_power_of_the_width(
-    method: str, widths: tuple[int, ...], power: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """1/ν twice, or left out, in every layer: every statistic sees it."""
-    X, _ = data(1, seed=5)
-    gp = prior_functions("dgp", widths, 20_000, X, seed=1)
-
-    def scaled(kernel: Gram, jitter: Tensor) -> Any:
-        return condition(kernel / float(widths[0]) ** -power, jitter)
-
-    monkeypatch.setattr("deepwishart.layers.wishart.condition", scaled)
-    wrong = prior_functions(method, widths, 20_000, X, seed=11)
-    pairs = list(zip(statistics(wrong), statistics(gp), strict=True))
-    p = [float(scipy.stats.ks_2samp(a.numpy(), b.numpy()).pvalue) for a, b in pairs]
-    assert max(p) < 1e-4, p
-
-
-@pytest.mark.parametrize("initialisation", ["prior", "whitened"])
-@pytest.mark.parametrize("widths", [(2, 5), (3, 1)])
-def test_importance_sampling_from_the_posterior_finds_the_priors_evidence(
-    widths: tuple[int, ...], initialisation: str, proofs: Proofs
-) -> None:
-    """E_Q[p(y | f) P/Q] is E_P[p(y | f)], whatever Q: the sampled KL of every layer closes the loop."""
-    draws = proofs.size(20_000, 1_000_000)
-    Z = torch.randn(3, 2, dtype=torch.float64, generator=generator(1))
-    x, y = torch.tensor([[0.3, -0.2]], dtype=torch.float64), torch.tensor([[0.8]], dtype=torch.float64)
-    estimates = []
-    for method in ("dgp", "gw", "a-gw", "ab-gw"):
-        options: dict[str, Any] = {"depth": 3, "widths": widths, "num_inducing": 3, "jitter": 0.3, "kl": "sampled"}
-        if method != "dgp":
-            options["initialisation"] = initialisation
-        model = to_the_prior(build(method, Z, Z[:, :1], likelihood=Gaussian(0.25), **options))
-        model.inducing_inputs.data.copy_(Z)
-        if method != "dgp":
-            for module in model.layers.modules():
-                if isinstance(module, WishartPosterior):
-                    perturb(module, 0.06, seed=3)
-        with torch.no_grad():
-            output = model(x, model.draw_noise(draws, 1, generator(7)))
-            log_p = log_prob_of_samples(model, output.marginals, y)
-            estimates.append((log_p - sum(output.kls)).exp())
-    prior = estimates[0]
-    z = []
-    for estimate in estimates[1:]:
-        error = ((prior.var() + estimate.var()) / draws).sqrt()
-        assert error < 0.05 * prior.mean()
-        z.append((estimate.mean() - prior.mean()) / error)
-    proofs.z_scores(
-        f"E_Q[p(y|f) P/Q] of whole models against the deep GP's prior, widths {widths}", torch.stack(z), draws
-    )
-
-
-def log_prob_of_samples(model: DeepKernelProcess, marginals: Any, y: Tensor) -> Tensor:
-    """log p(y | G) of every sample."""
-    components = model.likelihood.predict(marginals.mean, marginals.variance)
-    return components.distribution.log_prob(y)[0, :, 0, 0]
-
-
 # Reductions and invariances.
 
 
@@ -229,56 +86,6 @@ def test_rotating_the_inputs_changes_nothing(method: str) -> None:
     turned.inducing_inputs.data.copy_(model.inducing_inputs @ Q)
     bounds = [elbo(m, x, y, num_samples=3, generator=generator(4)) for m, x in ((model, X), (turned, X @ Q))]
     torch.testing.assert_close(bounds[0], bounds[1], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_minibatches_are_unbiased(method: str, proofs: Proofs) -> None:
-    """The mean over all batches of a partition has the full batch's expectation."""
-    X, y = data(40)
-    model = build(method, X, y, depth=2, num_inducing=8)
-    perturb(model, 0.05)
-    repeats = proofs.size(60, 600)
-    differences = []
-    for seed in range(repeats):
-        full = elbo(model, X, y, num_samples=8, generator=generator(seed))
-        parts = [
-            elbo(model, X[b : b + 10], y[b : b + 10], num_data=40, num_samples=8, generator=generator(10_000 + seed))
-            for b in range(0, 40, 10)
-        ]
-        differences.append((torch.stack(parts).mean() - full).detach())
-    d = torch.stack(differences)
-    proofs.z_scores(
-        f"{method}: minibatch ELBO against the full batch", (d.mean() / (d.std() / repeats**0.5))[None], repeats
-    )
-
-
-def test_the_elbo_counts_every_row_and_weighs_the_kl() -> None:
-    X, y = data()
-    model = build("ab-gw", X, y, depth=1, num_inducing=10)
-    whole, without = elbo(model, X, y), elbo(model, X, y, kl_weight=0.0)
-    kl = model(X).kl
-    torch.testing.assert_close(without - whole, kl)
-    torch.testing.assert_close(elbo(model, X, y, num_data=80) - 2 * whole, kl)
-
-
-@settings(max_examples=15)
-@given(st.sampled_from(METHODS), st.integers(1, 3), st.integers(1, 12), st.randoms(use_true_random=False))
-def test_a_prediction_depends_on_its_row_alone(method: str, depth: int, chunk_size: int, random: Any) -> None:
-    """Not on the batch, the order or the chunks."""
-    X, y = data(20)
-    model = build(method, X, y, depth=depth, num_inducing=6)
-    perturb(model, 0.05)
-    rows = random.sample(range(12), random.randint(1, 12))
-    X_new, _ = data(12, seed=2)
-    whole = predict(model, X_new, 5, generator(1))
-    part = predict(model, X_new[rows], 5, generator(1), chunk_size)
-    torch.testing.assert_close(part.mean, whole.mean[rows], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(part.variance, whole.variance[rows], rtol=1e-9, atol=1e-9)
-    chunks = list(predict_in_chunks(model, X_new, 5, generator(1), chunk_size))
-    torch.testing.assert_close(torch.cat([p.mean for p in chunks]), whole.mean, rtol=1e-10, atol=1e-10)
-    Y_new = torch.zeros(12, 1, dtype=torch.float64)
-    found = predictive_log_likelihood(model, X_new, Y_new, 5, generator(1), chunk_size)
-    torch.testing.assert_close(found, whole.log_prob(Y_new))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -344,21 +151,6 @@ def test_several_outputs(method: str) -> None:
 
 
 # Data of all kinds.
-
-
-def test_inducing_inputs_are_distinct_rows_of_the_data() -> None:
-    X, y = data(30)
-    doubled = torch.cat([X, X, X])
-    model = deep_wishart_process(doubled, torch.cat([y, y, y]), num_inducing=100, generator=generator(0))
-    assert model.inducing_inputs.shape == (30, 3)
-    assert len(torch.unique(model.inducing_inputs.detach(), dim=0)) == 30
-
-
-def test_inducing_inputs_are_spread() -> None:
-    """Two clusters, one of them tiny: both have inducing inputs."""
-    X = torch.cat([torch.randn(500, 2, generator=generator(0)) * 0.01, torch.full((3, 2), 5.0)])
-    chosen = X[choose_rows(X, 5, generator(1))]
-    assert (chosen[:, 0] > 4).sum() == 1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -441,29 +233,6 @@ def test_bad_input_is_refused(case: str) -> None:
         deep_wishart_process(**{"inputs": X, "targets": y, **changes})
 
 
-@pytest.mark.parametrize("call", [elbo, predictive_log_likelihood])
-def test_rows_that_do_not_fit_are_refused(call: Any) -> None:
-    X, y = data(5, 2)
-    model = deep_wishart_process(X, y)
-    torch.testing.assert_close(
-        call(model, X, y[:, 0], generator=generator(0)), call(model, X, y, generator=generator(0))
-    )
-    for bad_X, bad_Y in ((X, y.expand(5, 2)), (X, y[:3]), (X, y[None])):
-        with pytest.raises(ValueError, match=r"Y must have shape \(5, 1\)"):
-            call(model, bad_X, bad_Y)
-    for bad_X in (X[:, :1], X[0], X[None]):
-        with pytest.raises(ValueError, match=r"X must have shape \('N', 2\)"):
-            call(model, bad_X, y)
-    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
-        call(model, X, y, num_samples=0)
-
-
-def test_prediction_checks_its_chunks() -> None:
-    X, y = data(5, 2)
-    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
-        predict(deep_wishart_process(X, y), X, chunk_size=0)
-
-
 @pytest.mark.parametrize("precision", ["shared-full", "shared-diagonal", "separate-full", "separate-diagonal"])
 def test_every_output_precision(precision: Any) -> None:
     X, y = data()
@@ -497,12 +266,6 @@ def test_a_width_that_is_no_multiple_of_the_inputs_keeps_all_of_them() -> None:
     torch.testing.assert_close(start, torch.cat([Z, Z[:, :2]], -1))
 
 
-def test_rows_too_close_to_square_their_distance_are_still_distinct() -> None:
-    X = torch.tensor([[0.0], [1e-30], [2e-30], [1e-30]])
-    rows = choose_rows(X, 3, generator(0))
-    assert len(torch.unique(X[rows], dim=0)) == 3
-
-
 def test_the_users_likelihood_is_not_changed() -> None:
     X, y = data(5, 2)
     likelihood = Gaussian()
@@ -522,50 +285,3 @@ def test_random_starts_on_real_data_are_finite(uci_inputs: Tensor, method: str, 
     grads = torch.autograd.grad(bound, list(model.parameters()), allow_unused=True)
     assert bound.isfinite()
     assert all(grad is None or grad.isfinite().all() for grad in grads)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize(
-    "likelihood",
-    [HeteroscedasticGaussian(), StudentT(), Bernoulli(), Categorical(2), Poisson()],
-    ids=lambda x: type(x).__name__,
-)
-def test_on_a_gpu_no_likelihood_synchronises(likelihood: Any) -> None:
-    X, y = data()
-    Y = (y > 0).to(y)
-    model = deep_wishart_process(X, Y, depth=2, num_inducing=10, likelihood=likelihood, generator=generator(0)).cuda()
-    X, Y, g = X.cuda(), Y.cuda(), torch.Generator("cuda").manual_seed(0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        elbo(model, X, Y, num_samples=4, generator=g).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("method", METHODS)
-def test_on_a_gpu_a_step_never_synchronises_and_agrees_with_the_cpu(method: str) -> None:
-    X, y = data()
-    model = build(method, X, y, depth=3, num_inducing=10)
-    perturb(model, 0.05)
-    noise = model.draw_noise(4, 40, generator(0))
-    on_cpu = model(X, noise)
-    on_gpu = copy.deepcopy(model).cuda()
-    output = on_gpu(X.cuda(), _to_gpu(noise))
-    torch.testing.assert_close(output.marginals.mean.cpu(), on_cpu.marginals.mean, rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(output.kl.cpu(), on_cpu.kl, rtol=1e-7, atol=1e-7)
-    X, y, g = X.cuda(), y.cuda(), torch.Generator("cuda").manual_seed(0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        elbo(on_gpu, X, y, num_samples=4, generator=g).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def _to_gpu(noise: Any) -> Any:
-    if isinstance(noise, Tensor):
-        return noise.cuda()
-    moved = [_to_gpu(part) for part in noise]
-    return tuple(moved) if type(noise) is tuple else type(noise)(*moved)
