@@ -11,6 +11,7 @@ from torch.distributions import kl_divergence
 from deepwishart.distributions import InverseWishart, Wishart
 from deepwishart.gram import Gram
 from deepwishart.layers import INITIALISATIONS, WishartPosterior
+from deepwishart.layers.base import condition
 from deepwishart.linalg import cholesky
 from tests.distributions.instances import generator
 from tests.layers.instances import JITTER, METHODS, inputs, joint, make_layer, perturb
@@ -109,6 +110,17 @@ def test_the_inverse_wisharts_conditional_does_not_depend_on_the_batch_size(batc
     # Points of one draw share the inducing block: one of them is a fair sample.
     p = float(scipy.stats.kstest(G_tt[:, -1].numpy(), law.cdf).pvalue)
     proofs.p_values(f"diwp: marginal of a point in a batch of {batch_size}", [p], draws)
+
+
+@pytest.mark.parametrize("jitter", [1e-6, 0.3])
+def test_jitter_is_white_noise_on_ii_and_tt_but_not_between_them(jitter: float) -> None:
+    K = make_layer("gw", inputs(M, 3), 3).kernel(inputs(M, 3))
+    factor, cross, residual = condition(K, torch.tensor(jitter, dtype=torch.float64))
+    noise = jitter * K.ii.diagonal().mean()
+    noisy = K.ii + noise * torch.eye(M, dtype=torch.float64)
+    torch.testing.assert_close(factor.tril @ factor.tril.mT, noisy)
+    torch.testing.assert_close(cross.mT @ cross, K.it.mT @ torch.linalg.solve(noisy, K.it))
+    torch.testing.assert_close(residual, K.tt + noise - (K.it * torch.linalg.solve(noisy, K.it)).sum(0))
 
 
 # Reductions.
