@@ -10,7 +10,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from torch import Tensor
 
-from deepwishart.distributions import extend_wishart
+from deepwishart.gram import FeatureGram
 from deepwishart.kernels import KERNELS
 from deepwishart.layers import GaussianLayer
 from deepwishart.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
@@ -176,20 +176,17 @@ def test_degenerate_data_work(method: str, kind: str) -> None:
 
 @pytest.mark.parametrize("widths", [(3, 2), (9, 7)])
 def test_rotating_latent_features_changes_nothing(widths: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turn the features of all points in every hidden layer, columns beyond M included: the ELBO stays."""
+    """Turn the features of all points in every hidden layer: the ELBO stays."""
     X, y = data(20)
     model = build("ab-gw", X, y, depth=3, num_inducing=5, widths=widths)
     perturb(model, 0.05)
     straight = elbo(model, X, y, num_samples=4, generator=generator(3))
 
-    def turned(F: Tensor, F_w: Tensor, cross: Tensor, residual: Tensor, noise: Tensor) -> Any:
-        nu = noise.shape[-1]
-        Q = torch.linalg.qr(torch.randn(nu, nu, dtype=torch.float64, generator=generator(nu)))[0]
-        pad = (0, nu - F.shape[-1])
-        F, F_w = (torch.nn.functional.pad(x, pad) @ Q for x in (F, F_w))
-        return extend_wishart(F, F_w, cross, residual, noise @ Q)
+    def turned(F: Tensor, f: Tensor, tt: Tensor) -> FeatureGram:
+        Q = torch.linalg.qr(torch.randn(F.shape[-1], F.shape[-1], dtype=torch.float64, generator=generator(9)))[0]
+        return FeatureGram(F @ Q, Q.mT @ f, tt)
 
-    monkeypatch.setattr("deepwishart.layers.wishart.extend_wishart", turned)
+    monkeypatch.setattr("deepwishart.layers.wishart.FeatureGram", turned)
     torch.testing.assert_close(elbo(model, X, y, num_samples=4, generator=generator(3)), straight, rtol=1e-7, atol=1e-7)
 
 

@@ -1,10 +1,12 @@
 """The Gram matrix that travels through a model, in the three blocks that are ever needed."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Gram", "gram_of_features"]
+__all__ = ["AnyGram", "FeatureGram", "Gram", "gram_of_features"]
 
 
 class Gram(NamedTuple):
@@ -28,12 +30,50 @@ class Gram(NamedTuple):
         """The diagonal of ``ii``, shape ``(*sample, *batch, M)``."""
         return self.ii.diagonal(dim1=-2, dim2=-1)
 
-    def __truediv__(self, divisor: float) -> "Gram":
-        """Every block divided by a number."""
-        return Gram(self.ii / divisor, self.it / divisor, self.tt / divisor)
+
+@dataclass(frozen=True)
+class FeatureGram:
+    """A Gram matrix of low rank, kept as the features that make it; reads, and unpacks, like :class:`Gram`.
+
+    A kernel that works on features directly never writes the largest block down.
+
+    Attributes:
+        inducing: F, shape ``(*sample, *batch, M, r)``.
+        points: f, points last, shape ``(*sample, *batch, r, N)``.
+        tt: Other points with themselves, ‖f_t‖² at least: they may have features that no inducing point has.
+    """
+
+    inducing: Tensor
+    points: Tensor
+    tt: Tensor
+
+    @property
+    def ii(self) -> Tensor:
+        """F Fᵀ."""
+        return self.inducing @ self.inducing.mT
+
+    @property
+    def it(self) -> Tensor:
+        """F f."""
+        return self.inducing @ self.points
+
+    @property
+    def diagonal(self) -> Tensor:
+        """The diagonal of ``ii``."""
+        return (self.inducing * self.inducing).sum(-1)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.ii, self.it, self.tt))
+
+    def __truediv__(self, divisor: float) -> "FeatureGram":
+        """Every block divided by a positive number."""
+        root = divisor**0.5
+        return FeatureGram(self.inducing / root, self.points / root, self.tt / divisor)
 
 
-def gram_of_features(inducing: Tensor, points: Tensor) -> Gram:
+AnyGram = Gram | FeatureGram
+
+
+def gram_of_features(inducing: Tensor, points: Tensor) -> FeatureGram:
     r"""The Gram matrix :math:`F F^\top / D` of features (*batch, M, D) and (*batch, N, D)."""
-    D = inducing.shape[-1]
-    return Gram(inducing @ inducing.mT / D, inducing @ points.mT / D, (points**2).sum(-1) / D)
+    return FeatureGram(inducing, points.mT, (points * points).sum(-1)) / inducing.shape[-1]

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from deepwishart.gram import Gram, gram_of_features
+from deepwishart.gram import AnyGram, FeatureGram, gram_of_features
 from deepwishart.inducing import choose_rows, count_distinct_rows
 from deepwishart.kernels import Kernel, make_kernel
 from deepwishart.layers import (
@@ -98,7 +98,7 @@ class DeepKernelProcess(nn.Module):
         """Hidden layers and the output."""
         return len(self.layers) + 1
 
-    def input_gram(self, X: Tensor) -> Gram:
+    def input_gram(self, X: Tensor) -> FeatureGram:
         """G₀ = (X/ℓ)(X/ℓ)ᵀ/D over inducing inputs and the rows of X (*batch, N, D)."""
         inverse_lengthscale = (-self.log_input_lengthscale).exp()[..., None, :]
         return gram_of_features(self.inducing_inputs * inverse_lengthscale, X * inverse_lengthscale)
@@ -127,7 +127,7 @@ class _Plan(NamedTuple):
     likelihood: Likelihood
     widths: tuple[int, ...]
     jitter: Tensor
-    grams: tuple[Gram, ...]
+    grams: tuple[AnyGram, ...]
     num_outputs: int
 
 
@@ -331,12 +331,12 @@ def _kernel(name: str, plan: _Plan, index: int) -> Kernel:
     return make_kernel(name, Z.shape[:-2], learn_lengthscale=index > 0, dtype=Z.dtype).to(Z.device)
 
 
-def _prior_tril(kernel: Kernel, gram: Gram, jitter: Tensor) -> Tensor:
+def _prior_tril(kernel: Kernel, gram: AnyGram, jitter: Tensor) -> Tensor:
     with torch.no_grad():
         return cholesky(kernel(gram).ii, jitter).tril
 
 
-def _expected_grams(Z: Tensor, depth: int, kernel: str) -> tuple[Gram, ...]:
+def _expected_grams(Z: Tensor, depth: int, kernel: str) -> tuple[AnyGram, ...]:
     """The Gram matrix below each hidden layer, were every layer equal to its prior mean."""
     module = make_kernel(kernel, Z.shape[:-2], dtype=Z.dtype).to(Z.device)
     gram, grams = gram_of_features(Z, Z[..., :0, :]), []

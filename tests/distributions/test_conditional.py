@@ -36,8 +36,8 @@ def test_marginal_and_conditional_make_the_joint(df: int, proofs: Proofs) -> Non
     T, F = Wishart(df, factor.tril).rsample_bartlett((draws,), generator(2))
     a = factor.whiten(S[:M, M:])
     residual = S[M:, M:].diagonal() - (a**2).sum(0)
-    extension = extend_wishart(F, T, a, residual, normal(draws, 1, df, seed=3))
-    ours = torch.cat([extension.cross.squeeze(-1), extension.diagonal], -1)
+    extension = extend_wishart(T.mT @ a, residual, normal(draws, df, 1, seed=3))
+    ours = torch.cat([(F @ extension.features).squeeze(-1), extension.diagonal], -1)
     theirs = torch.cat([joint[:, :M, M], joint[:, M:, M]], -1)
     p = [float(scipy.stats.ks_2samp(ours[:, k].numpy(), theirs[:, k].numpy()).pvalue) for k in range(theirs.shape[-1])]
     # A statistic of both blocks, so that their dependence counts too.
@@ -53,22 +53,22 @@ def test_columns_beyond_M_count() -> None:
     L = random_scale_tril(M + 1, 0)
     S = L @ L.mT
     factor = cholesky(S[:M, :M], jitter=0.0)
-    T, F = Wishart(df, factor.tril).rsample_bartlett((draws,), generator(0))
+    T, _ = Wishart(df, factor.tril).rsample_bartlett((draws,), generator(0))
     a = factor.whiten(S[:M, M:])
     residual = S[M:, M:].diagonal() - (a**2).sum(0)
-    G_tt = extend_wishart(F, T, a, residual, normal(draws, 1, df, seed=1)).diagonal[:, 0]
+    G_tt = extend_wishart(T.mT @ a, residual, normal(draws, df, 1, seed=1)).diagonal[:, 0]
     z = (G_tt.mean() - df * S[M, M]) / (G_tt.std() / draws**0.5)
     assert abs(z) < 4
-    short = extend_wishart(F, T, a, residual, normal(draws, 1, M, seed=1)).diagonal[:, 0]
+    short = extend_wishart(T.mT @ a, residual, normal(draws, M, 1, seed=1)).diagonal[:, 0]
     assert (short.mean() - df * S[M, M]) / (short.std() / draws**0.5) < -20
 
 
 def test_a_residual_of_zero_or_below_is_no_trouble() -> None:
-    T, F = Wishart(2, torch.eye(3)).rsample_bartlett()
+    T, _ = Wishart(2, torch.eye(3)).rsample_bartlett()
     residual = torch.tensor([0.0, -1e-9], requires_grad=True)
-    extension = extend_wishart(F, T, torch.eye(3)[:, :2], residual, torch.randn(2, 2))
+    extension = extend_wishart(T.mT @ torch.eye(3)[:, :2], residual, torch.randn(2, 2))
     (grad,) = torch.autograd.grad(extension.diagonal.sum(), residual)
-    assert extension.cross.isfinite().all()
+    assert extension.features.isfinite().all()
     assert grad.isfinite().all()
 
 

@@ -9,11 +9,10 @@ from tests.distributions.instances import generator
 from tests.proofs import Proofs
 
 CONCENTRATIONS = (0.05, 0.3, 0.99, 1.0, 1.7, 12.0, 1e4)
-CPU = torch.device("cpu")
 
 
 def draw(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> GammaNoise:
-    return GammaNoise.draw(torch.Size(shape), dtype, CPU, generator(seed))
+    return GammaNoise.draw(torch.Size(shape), torch.empty((), dtype=dtype), generator(seed))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

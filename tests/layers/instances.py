@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepwishart.gram import Gram, gram_of_features
+from deepwishart.gram import AnyGram, FeatureGram, gram_of_features
 from deepwishart.kernels import make_kernel
 from deepwishart.layers import (
     INITIALISATIONS,
@@ -22,14 +22,16 @@ METHODS = ("gw", "a-gw", "ab-gw", "dgp", "diwp")
 JITTER = 1e-6
 
 
-def inputs(M: int, N: int, seed: int = 0, batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> Gram:
+def inputs(
+    M: int, N: int, seed: int = 0, batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64
+) -> FeatureGram:
     X = torch.randn(*batch, M + N, 3, dtype=dtype, generator=generator(seed))
     return gram_of_features(X[..., :M, :], X[..., M:, :])
 
 
 def make_layer(
     method: str,
-    gram: Gram,
+    gram: AnyGram,
     df: int,
     initialisation: str = "prior",
     kl: Any = "closed-form",
@@ -62,7 +64,7 @@ def perturb(module: torch.nn.Module, size: float = 0.1, seed: int = 0) -> None:
             parameter.add_(size * torch.randn(parameter.shape, dtype=parameter.dtype, generator=g))
 
 
-def joint(gram: Gram) -> Tensor:
+def joint(gram: AnyGram) -> Tensor:
     """The whole matrix over the inducing points and the one other."""
     top = torch.cat([gram.ii, gram.it], -1)
     bottom = torch.cat([gram.it.mT, gram.tt[..., None]], -1)

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from deepwishart.distributions import InverseWishart, Wishart
-from deepwishart.gram import Gram
+from deepwishart.gram import AnyGram, Gram
 from deepwishart.layers import INITIALISATIONS, WishartPosterior
-from deepwishart.layers.base import condition
-from deepwishart.linalg import cholesky
+from deepwishart.layers.base import remaining_variance
+from deepwishart.linalg import cholesky, column_norms
 from tests.distributions.instances import generator
 from tests.layers.instances import JITTER, METHODS, inputs, joint, make_layer, perturb
 from tests.proofs import Proofs
@@ -22,7 +22,7 @@ WIDTHS = (2, 4, 7)  # ν <, =, > M
 WISHART = ("gw", "a-gw", "ab-gw")
 
 
-def sample(layer: Any, gram: Gram, draws: int, seed: int, num_points: int | None = None) -> Any:
+def sample(layer: Any, gram: AnyGram, draws: int, seed: int, num_points: int | None = None) -> Any:
     """Many samples from one layer, each other point with its own noise."""
     points = gram.tt.shape[-1] if num_points is None else num_points
     batch = gram.ii.shape[:-2]
@@ -30,7 +30,7 @@ def sample(layer: Any, gram: Gram, draws: int, seed: int, num_points: int | None
         return layer(gram, layer.draw_noise(torch.Size((draws,)) + batch, points, generator(seed)))
 
 
-def kernel_matrix(layer: Any, gram: Gram) -> Tensor:
+def kernel_matrix(layer: Any, gram: AnyGram) -> Tensor:
     """K over all points, jitter included."""
     with torch.no_grad():
         K = joint(layer.kernel(gram))
@@ -115,7 +115,9 @@ def test_the_inverse_wisharts_conditional_does_not_depend_on_the_batch_size(batc
 @pytest.mark.parametrize("jitter", [1e-6, 0.3])
 def test_jitter_is_white_noise_on_ii_and_tt_but_not_between_them(jitter: float) -> None:
     K = make_layer("gw", inputs(M, 3), 3).kernel(inputs(M, 3))
-    factor, cross, residual = condition(K, torch.tensor(jitter, dtype=torch.float64))
+    factor = cholesky(K.ii, torch.tensor(jitter, dtype=torch.float64))
+    cross = factor.whiten(K.it)
+    residual = remaining_variance(K.tt, factor.jitter[..., None], column_norms(cross))
     noise = jitter * K.ii.diagonal().mean()
     noisy = K.ii + noise * torch.eye(M, dtype=torch.float64)
     torch.testing.assert_close(factor.tril @ factor.tril.mT, noisy)
@@ -160,16 +162,19 @@ def test_rows_are_mixed_by_a_lower_times_an_upper_matrix_and_columns_by_a_lower_
     posterior = WishartPosterior("ab-gw", 3, torch.eye(4, dtype=torch.float64))
     perturb(posterior, 0.5)
     rows, columns = posterior.rows.detach(), posterior.columns.detach()
+    A, B = posterior.row_mixing, posterior.column_mixing
+    assert A is not None
+    assert B is not None
     for i in range(4):
         for j in range(4):
             lower = [rows[i, k].item() if k < i else float(k == i) for k in range(4)]
             upper = [rows[k, j].item() if k < j else float(k == j) for k in range(4)]
             expected = sum(a * b for a, b in zip(lower, upper, strict=True))
-            assert posterior.row_mixing[i, j].item() == pytest.approx(expected)
+            assert A[i, j].item() == pytest.approx(expected)
     for i in range(3):
         for j in range(3):
             expected = columns[i, j].item() if j < i else float(i == j)
-            assert posterior.column_mixing[i, j].item() == pytest.approx(expected)
+            assert B[i, j].item() == pytest.approx(expected)
 
 
 # Invariances.
@@ -315,7 +320,7 @@ def test_the_inverse_wisharts_joint_law_at_other_delta(delta: float) -> None:
     assert scipy.stats.kstest(residual.numpy(), law.cdf).pvalue > 1e-4
 
 
-def divergence_gradient(layer: Any, gram: Gram, seed: int) -> Tensor:
+def divergence_gradient(layer: Any, gram: AnyGram, seed: int) -> Tensor:
     """Of one pass with one sample, with respect to all parameters that it depends on."""
     kl = layer(gram, layer.draw_noise(torch.Size((1,)), 1, generator(1000 + seed))).kl.sum()
     grads = torch.autograd.grad(kl, list(layer.parameters()), allow_unused=True)

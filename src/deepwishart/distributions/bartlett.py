@@ -1,12 +1,15 @@
 r"""The Bartlett factor: the lower-trapezoidal T from which every distribution of this room is made."""
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from deepwishart.distributions.gamma import GammaNoise, standard_gamma
+from deepwishart.distributions.gamma import GammaNoise, standard_gamma_sample
+from deepwishart.distributions.noise import standard_normal
 
 __all__ = ["Bartlett", "BartlettNoise", "RootGammaMoments", "root_gamma_moments"]
 
@@ -17,7 +20,7 @@ class BartlettNoise(NamedTuple):
     """The noise behind one draw of T: data, not state, so a caller may keep it and use it again.
 
     Attributes:
-        gaussian: Standard normals, one for each entry below the diagonal, shape ``(*sample, *batch, entries)``.
+        gaussian: Standard normals, shape ``(*sample, *batch, P, r)``; those on and above the diagonal are not used.
         gamma: Noise of the r diagonal entries, shape ``(*sample, *batch, r)``.
     """
 
@@ -27,17 +30,16 @@ class BartlettNoise(NamedTuple):
     @classmethod
     def draw(cls, shape: torch.Size, like: Tensor, generator: torch.Generator | None = None) -> "BartlettNoise":
         """Draw noise for factors of shape ``(*sample, *batch, P, r)`` with the dtype and device of ``like``."""
-        *leading, num_rows, rank = shape
-        entries = (*leading, _entries_below(num_rows, rank))
-        gaussian = torch.randn(entries, dtype=like.dtype, device=like.device, generator=generator)
-        gamma = GammaNoise.draw(torch.Size((*leading, rank)), like.dtype, like.device, generator)
+        *leading, _, rank = shape
+        gaussian = standard_normal(shape, like, generator)
+        gamma = GammaNoise.draw(torch.Size((*leading, rank)), like, generator)
         return cls(gaussian, gamma)
 
     def check(self, batch_shape: torch.Size, num_rows: int, rank: int, like: Tensor) -> None:
         """Refuse noise that was drawn for another shape, dtype or device."""
-        *leading, entries = self.gaussian.shape
+        *leading, rows, columns = self.gaussian.shape
         fits = (
-            entries == _entries_below(num_rows, rank)
+            (rows, columns) == (num_rows, rank)
             and self.gamma.boost.shape == (*leading, rank)
             and torch.Size(leading[len(leading) - len(batch_shape) :]) == batch_shape
             and (self.gaussian.dtype, self.gaussian.device) == (like.dtype, like.device)
@@ -45,21 +47,10 @@ class BartlettNoise(NamedTuple):
         if not fits:
             raise ValueError(
                 f"noise must be drawn for factors of shape {('*sample', *batch_shape, num_rows, rank)}, {like.dtype} "
-                f"on {like.device}, got Gammas of shape {tuple(self.gamma.boost.shape)} with {entries} normals each, "
-                f"{self.gaussian.dtype} on {self.gaussian.device}. Use this distribution's own draw_noise."
+                f"on {like.device}, got {tuple(self.gaussian.shape)} with Gammas of shape "
+                f"{tuple(self.gamma.boost.shape)}, {self.gaussian.dtype} on {self.gaussian.device}. Use this "
+                f"distribution's own draw_noise."
             )
-
-    def below_diagonal(self, num_rows: int) -> Tensor:
-        """The normals in their places, shape ``(*sample, *batch, P, r)``, with zeros on and above the diagonal."""
-        *leading, rank = self.gamma.boost.shape
-        row, column = torch.tril_indices(num_rows, rank, offset=-1, device=self.gaussian.device)
-        place = (row * rank + column).expand_as(self.gaussian)
-        flat = self.gaussian.new_zeros((*leading, num_rows * rank)).scatter(-1, place, self.gaussian)
-        return flat.unflatten(-1, (num_rows, rank))
-
-
-def _entries_below(num_rows: int, rank: int) -> int:
-    return num_rows * rank - rank * (rank + 1) // 2
 
 
 class Bartlett:
@@ -86,7 +77,7 @@ class Bartlett:
         # nothing for the backward pass, so that one distribution serves several.
         self.scale = scale.tril(-1) + torch.ones_like(scale).triu()
         self.num_rows, self.rank = scale.shape[-2:]
-        self._num_gaussians = _entries_below(self.num_rows, self.rank)
+        self._num_gaussians = self.num_rows * self.rank - self.rank * (self.rank + 1) // 2
 
     @classmethod
     def standard(cls, df: Tensor | int, num_rows: int, like: Tensor) -> "Bartlett":
@@ -98,10 +89,8 @@ class Bartlett:
 
     def rsample(self, noise: BartlettNoise) -> Tensor:
         """T for the given noise, shape ``(*sample, *batch, P, r)``."""
-        gaussian = torch.addcmul(self.loc, self.scale, noise.below_diagonal(self.num_rows))
-        # Roots apart: a quotient of a small variate and a large rate could underflow to a zero without a gradient.
-        diagonal = standard_gamma(self.concentration, noise.gamma).sqrt() / self.rate.sqrt()
-        return torch.diagonal_scatter(gaussian, diagonal, dim1=-2, dim2=-1)
+        T: Tensor = _Draw.apply(self.concentration, self.rate, self.loc, self.scale, noise.gaussian, *noise.gamma)
+        return T
 
     def log_prob(self, T: Tensor) -> Tensor:
         """Log-density of the coordinates (T_jj², T_ij), i > j."""
@@ -120,14 +109,21 @@ class Bartlett:
         return root_gamma_moments(self.concentration, self.rate)
 
     @property
+    def mean_and_variance(self) -> tuple[Tensor, Tensor]:
+        """E[T] and the variances of T's entries, each of shape ``(*batch, P, r)``."""
+        mean, variance = root_gamma_mean_and_variance(self.concentration, self.rate)
+        below = (self.scale * self.scale).tril(-1)
+        return self._with_diagonal(self.loc, mean), self._with_diagonal(below, variance)
+
+    @property
     def mean(self) -> Tensor:
         """E[T], shape ``(*batch, P, r)``."""
-        return self._with_diagonal(self.loc, self.moments.mean)
+        return self.mean_and_variance[0]
 
     @property
     def variance(self) -> Tensor:
         """The variances of T's entries, shape ``(*batch, P, r)``."""
-        return self._with_diagonal((self.scale**2).tril(-1), self.moments.variance)
+        return self.mean_and_variance[1]
 
     def kl_to_base_measure(self, df: int) -> Tensor:
         r"""E[log q(T) − log p₀(T)] − ½E‖T‖², where p₀ is the standard factor of ``df`` degrees of freedom.
@@ -136,15 +132,86 @@ class Bartlett:
         and needs neither :math:`\mu` nor a moment of T. The exponential returns as ½E[tr(S⁻¹G)] in
         :func:`deepwishart.distributions.kl.kl_wishart`.
         """
-        alpha, beta = self.concentration, self.rate
-        a = standard_concentration(df, self.rank, alpha)
-        gamma = (alpha - a) * alpha.digamma() - alpha.lgamma() + a.lgamma() + a * (2 * beta).log() - alpha
-        return gamma.sum(-1) - self.scale.log().sum((-2, -1)) - 0.5 * self._num_gaussians
+        a = standard_concentration(df, self.rank, self.concentration)
+        kl: Tensor = _KLToBaseMeasure.apply(self.concentration, self.rate, self.scale, a)
+        return kl - 0.5 * self._num_gaussians
 
     def _with_diagonal(self, strictly_lower: Tensor, diagonal: Tensor) -> Tensor:
         batch_shape = torch.broadcast_shapes(strictly_lower.shape[:-2], diagonal.shape[:-1])
         return torch.diagonal_scatter(
             strictly_lower.expand(*batch_shape, -1, -1), diagonal.expand(*batch_shape, -1), dim1=-2, dim2=-1
+        )
+
+
+class _Draw(torch.autograd.Function):
+    """T from its parameters and noise; the gradient of its diagonal is torch's implicit one."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        concentration: Tensor,
+        rate: Tensor,
+        loc: Tensor,
+        scale: Tensor,
+        gaussian: Tensor,
+        normal: Tensor,
+        uniform: Tensor,
+        boost: Tensor,
+    ) -> Tensor:
+        below = torch.addcmul(loc, scale, gaussian.tril(-1))
+        variate = standard_gamma_sample(concentration, GammaNoise(normal, uniform, boost))
+        # Roots apart: a quotient of a small variate and a large rate could underflow to a zero without a gradient.
+        return torch.diagonal_scatter(below, variate.sqrt() / rate.sqrt(), dim1=-2, dim2=-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:5], output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, T_bar: Tensor) -> tuple[Tensor | None, ...]:
+        concentration, rate, loc, scale, gaussian, T = ctx.saved_tensors
+        below_bar = T_bar.tril(-1)
+        diagonal, diagonal_bar = (x.diagonal(dim1=-2, dim2=-1) for x in (T, T_bar))
+        alpha = concentration.expand_as(diagonal)
+        # T_jj = √g/√β: its derivative by g is ½T_jj/g, by β −½T_jj/β.
+        variate = (diagonal * diagonal * rate).clamp_min(torch.finfo(rate.dtype).tiny)
+        half = 0.5 * diagonal_bar * diagonal
+        concentration_bar = half / variate * torch._standard_gamma_grad(alpha, variate)
+        return (
+            concentration_bar.sum_to_size(concentration.shape),
+            -(half / rate).sum_to_size(rate.shape),
+            below_bar.sum_to_size(loc.shape),
+            (below_bar * gaussian).sum_to_size(scale.shape),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+class _KLToBaseMeasure(torch.autograd.Function):
+    """Σ_j [(α−a)ψ(α) − log Γ(α) + log Γ(a) + a log 2β − α] − Σ log σ."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor, beta: Tensor, sigma: Tensor, a: Tensor) -> Tensor:
+        ctx.save_for_backward(alpha, beta, sigma, a)
+        gamma = (alpha - a) * alpha.digamma() - alpha.lgamma() + a.lgamma() + a * (2 * beta).log() - alpha
+        return gamma.sum(-1) - sigma.log().sum((-2, -1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, bar: Tensor) -> tuple[Tensor | None, ...]:
+        alpha, beta, sigma, a = ctx.saved_tensors
+        alpha_bar = bar[..., None] * ((alpha - a) * alpha.polygamma(1) - 1)
+        beta_bar = bar[..., None] * (a / beta)
+        sigma_bar = -bar[..., None, None] / sigma
+        return (
+            alpha_bar.sum_to_size(alpha.shape),
+            beta_bar.sum_to_size(beta.shape),
+            sigma_bar.sum_to_size(sigma.shape),
+            None,
         )
 
 
@@ -163,6 +230,32 @@ class RootGammaMoments(NamedTuple):
     fourth: Tensor
 
 
+def root_gamma_moments(concentration: Tensor, rate: Tensor) -> RootGammaMoments:
+    r"""Cumulants of :math:`\sqrt{g}`, :math:`g \sim \mathrm{Gamma}(\alpha, \beta)`, without cancellation.
+
+    With :math:`w = \Gamma(\alpha+\frac12)/\Gamma(\alpha)`, :math:`v = \alpha - w^2` and :math:`u = 1 - 4v`, all four
+    follow at rate one:
+
+    .. math:: \kappa_1 = w, \quad \kappa_2 = v, \quad \kappa_3 = \tfrac12 w u, \quad
+        \kappa_4 = \tfrac18 + \tfrac14 u - \tfrac38 u^2 - \alpha u.
+
+    :math:`v` tends to ¼ while :math:`\alpha` and :math:`w^2` grow, so from α = 32 on :math:`u` is summed from its
+    series. There are only ``r`` values a matrix: they are computed in float64 whatever the dtype.
+    """
+    alpha, root_rate = concentration.double(), rate.double().sqrt()
+    w, v, u = _RootGamma.apply(alpha)
+    fourth = 0.125 + 0.25 * u - 0.375 * u**2 - alpha * u
+    cumulants = (kappa / root_rate**k for k, kappa in enumerate((w, v, 0.5 * w * u, fourth), start=1))
+    return RootGammaMoments(*(kappa.to(concentration.dtype) for kappa in cumulants))
+
+
+def root_gamma_mean_and_variance(concentration: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    """The first two of :func:`root_gamma_moments`, which are all that a divergence needs."""
+    w, v, _ = _RootGamma.apply(concentration.double())
+    dtype = concentration.dtype
+    return w.to(dtype) / rate.sqrt(), v.to(dtype) / rate
+
+
 # Coefficients of α⁻¹, α⁻², … in u = 1 − 4v, where v is the variance of √Gamma(α, 1). They follow from the Stirling
 # series of log Γ(α + ½) − log Γ(α); at α = 32 eight of them leave a relative error of 3e-14.
 _VARIANCE_SERIES = (
@@ -178,41 +271,42 @@ _VARIANCE_SERIES = (
 _SERIES_FROM = 32.0
 
 
-def root_gamma_moments(concentration: Tensor, rate: Tensor) -> RootGammaMoments:
-    r"""Cumulants of :math:`\sqrt{g}`, :math:`g \sim \mathrm{Gamma}(\alpha, \beta)`, without cancellation.
+class _RootGamma(torch.autograd.Function):
+    """w, v and u of :func:`root_gamma_moments` from α, with their derivatives in closed form."""
 
-    With :math:`w = \Gamma(\alpha+\frac12)/\Gamma(\alpha)`, :math:`v = \alpha - w^2` and :math:`u = 1 - 4v`, all four
-    follow at rate one:
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        large = alpha >= _SERIES_FROM
+        u_above, _ = _series(alpha)
+        below = torch.where(large, 1.0, alpha)
+        w_below = ((below + 0.5).lgamma() - below.lgamma()).exp()
+        v = torch.where(large, (1 - u_above) / 4, below - w_below * w_below)
+        w = torch.where(large, (alpha - v).sqrt(), w_below)
+        ctx.save_for_backward(alpha, w)
+        return w, v, torch.where(large, u_above, 1 - 4 * v)
 
-    .. math:: \kappa_1 = w, \quad \kappa_2 = v, \quad \kappa_3 = \tfrac12 w u, \quad
-        \kappa_4 = \tfrac18 + \tfrac14 u - \tfrac38 u^2 - \alpha u.
-
-    :math:`v` tends to ¼ while :math:`\alpha` and :math:`w^2` grow, so from α = 32 on :math:`u` is summed from its
-    series. There are only ``r`` values a matrix: they are computed in float64 whatever the dtype.
-    """
-    alpha = concentration.double()
-    large = alpha >= _SERIES_FROM
-    # Each branch sees only values it can handle: `where` passes the gradients of both.
-    above = torch.where(large, alpha, _SERIES_FROM)
-    u_above = _horner(above.reciprocal())
-    below = torch.where(large, 1.0, alpha)
-    w_below = ((below + 0.5).lgamma() - below.lgamma()).exp()
-    v_below = below - w_below**2
-
-    u = torch.where(large, u_above, 1 - 4 * v_below)
-    mean = torch.where(large, (above - (1 - u_above) / 4).sqrt(), w_below)
-    variance = torch.where(large, (1 - u_above) / 4, v_below)
-    third = 0.5 * mean * u
-    fourth = 0.125 + 0.25 * u - 0.375 * u**2 - alpha * u
-
-    root_rate = rate.double().sqrt()
-    cumulants = (kappa / root_rate**k for k, kappa in enumerate((mean, variance, third, fourth), start=1))
-    return RootGammaMoments(*(kappa.to(concentration.dtype) for kappa in cumulants))
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_w: Tensor, grad_v: Tensor, grad_u: Tensor) -> Tensor:
+        alpha, w = ctx.saved_tensors
+        # dw/dα = w (ψ(α + ½) − ψ(α)) and dv/dα = 1 − 2w dw/dα; from the series of u where that cancels.
+        v_above = 0.25 * _series(alpha)[1] / alpha
+        slope = w * ((alpha + 0.5).digamma() - alpha.digamma())
+        dv = torch.where(alpha >= _SERIES_FROM, v_above, 1 - 2 * w * slope)
+        dw = (1 - dv) / (2 * w)
+        return grad_w * dw + (grad_v - 4 * grad_u) * dv
 
 
-def _horner(x: Tensor) -> Tensor:
-    """The series of :data:`_VARIANCE_SERIES` in x = 1/α."""
-    total = torch.zeros_like(x)
-    for coefficient in reversed(_VARIANCE_SERIES):
-        total = (total + coefficient) * x
-    return total
+def _series(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """u = Σ_k c_k α^−k and −α du/dα = Σ_k k c_k α^−k, where α is at least 32."""
+    exponents, coefficients = _constants(alpha.device)
+    u, slope = (alpha.clamp_min(_SERIES_FROM)[..., None] ** -exponents @ coefficients).unbind(-1)
+    return u, slope
+
+
+@functools.cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """k = 1, 2, … and the columns c_k, k c_k, kept on each device: copying them there would synchronise it."""
+    coefficients = torch.tensor(_VARIANCE_SERIES, dtype=torch.float64)
+    exponents = torch.arange(1, len(coefficients) + 1, dtype=torch.float64)
+    return exponents.to(device), torch.stack([coefficients, exponents * coefficients], -1).to(device)

@@ -6,8 +6,21 @@ from torch import Tensor
 from deepwishart.distributions.bartlett import Bartlett
 from deepwishart.distributions.base import PSDDistribution
 from deepwishart.distributions.mixing import GeneralRows, TriangularRows
+from deepwishart.linalg import shared_matmul
 
-__all__ = ["BartlettWishart"]
+__all__ = ["BartlettWishart", "column_noise", "mix_columns"]
+
+
+def mix_columns(T: Tensor, B: Tensor | None) -> Tensor:
+    """T B, where ``None`` stands for the identity."""
+    return T if B is None else T @ B
+
+
+def column_noise(variance: Tensor, B: Tensor | None) -> Tensor:
+    """Σ_j V_ij h_j with h = diag(B Bᵀ), shape ``(*batch, P)``: the noise that reaches each row of T B."""
+    if B is None:
+        return variance.sum(-1)
+    return (variance @ (B**2).sum(-1, keepdim=True)).squeeze(-1)
 
 
 class BartlettWishart(PSDDistribution):
@@ -18,7 +31,7 @@ class BartlettWishart(PSDDistribution):
 
     Args:
         df: Degrees of freedom ν.
-        bartlett: Distribution of T (P × r).
+        bartlett: Distribution of T (P × r); ``None`` for the standard one.
         rows: The matrix A (P × P).
         column_mixing: B (r × r), lower triangular, or ``None`` for the identity.
         batch_shape: What all parameters broadcast to.
@@ -28,7 +41,7 @@ class BartlettWishart(PSDDistribution):
     def __init__(
         self,
         df: int,
-        bartlett: Bartlett,
+        bartlett: Bartlett | None,
         rows: TriangularRows | GeneralRows,
         column_mixing: Tensor | None,
         batch_shape: torch.Size,
@@ -37,10 +50,12 @@ class BartlettWishart(PSDDistribution):
         self.df = df
         self._bartlett = bartlett
         self._B = column_mixing
-        super().__init__(rows, bartlett.rank, batch_shape, validate_args)
+        super().__init__(rows, min(df, rows.matrix.shape[-1]), batch_shape, validate_args)
 
     @property
     def bartlett(self) -> Bartlett:
+        if self._bartlett is None:
+            return Bartlett.standard(self.df, self.event_shape[-1], self.rows.matrix)
         return self._bartlett
 
     def detach_bartlett(self) -> "BartlettWishart":
@@ -52,10 +67,10 @@ class BartlettWishart(PSDDistribution):
 
     def mix_columns(self, T: Tensor) -> Tensor:
         """T B."""
-        return T if self._B is None else T @ self._B
+        return mix_columns(T, self._B)
 
     def _features(self, T: Tensor) -> Tensor:
-        return self.rows.matrix @ self.mix_columns(T)
+        return shared_matmul(self.rows.matrix, self.mix_columns(T))
 
     # Densities
 
@@ -104,9 +119,7 @@ class BartlettWishart(PSDDistribution):
 
     def column_noise(self, variance: Tensor) -> Tensor:
         """Σ_j V_ij h_j with h = diag(B Bᵀ), shape ``(*batch, P)``: the noise that reaches each row of T B."""
-        if self._B is None:
-            return variance.sum(-1)
-        return (variance @ (self._B**2).sum(-1, keepdim=True)).squeeze(-1)
+        return column_noise(variance, self._B)
 
     @property
     def mean(self) -> Tensor:

@@ -5,24 +5,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deepwishart.linalg import column_norms
+
 __all__ = ["WishartExtension", "extend_wishart"]
 
 
 class WishartExtension(NamedTuple):
-    """The blocks that new points t add to a Gram matrix over points i.
+    """The features that new points t add to those of points i, whose Gram matrix is F Fᵀ.
 
     Attributes:
-        cross: G_it, shape ``(*sample, *batch, M, N)``.
+        features: f, points last, shape ``(*sample, *batch, r, N)``; G_it is F f.
         diagonal: G_tt of each new point with itself, shape ``(*sample, *batch, N)``.
     """
 
-    cross: Tensor
+    features: Tensor
     diagonal: Tensor
 
 
-def extend_wishart(
-    F: Tensor, whitened_F: Tensor, whitened_cross: Tensor, residual: Tensor, noise: Tensor
-) -> WishartExtension:
+def extend_wishart(mean: Tensor, residual: Tensor, noise: Tensor) -> WishartExtension:
     r"""Extend G_ii = F Fᵀ by N points, each drawn independently of the others given G_ii.
 
     The columns of the features of all points are Gaussian with covariance S, so with :math:`S_{ii} = L L^\top`
@@ -34,14 +34,14 @@ def extend_wishart(
     are zero at the points i but not at t. [O2023, algorithm 1]
 
     Args:
-        F: Factor of G_ii, shape ``(*sample, *batch, M, r)`` with r = min(ν, M).
-        whitened_F: :math:`F_w`, same shape.
-        whitened_cross: :math:`a`, shape ``(*batch, M, N)``.
+        mean: :math:`F_w^\top a`, shape ``(*sample, *batch, r, N)`` with r = min(ν, M).
         residual: :math:`s`, shape ``(*batch, N)``; values below the smallest positive number count as that.
-        noise: :math:`\xi`, standard normals of shape ``(*sample, *batch, N, ν)``.
+        noise: :math:`\xi`, standard normals of shape ``(*sample, *batch, ν, N)``.
     """
-    rank, df = F.shape[-1], noise.shape[-1]
-    spread = residual.clamp_min(torch.finfo(residual.dtype).tiny).sqrt()
-    mean = torch.nn.functional.pad(whitened_cross.mT @ whitened_F, (0, df - rank))
-    f = mean + spread[..., :, None] * noise
-    return WishartExtension(F @ f[..., :rank].mT, (f**2).sum(-1))
+    rank = mean.shape[-2]
+    spread = residual.clamp_min(torch.finfo(residual.dtype).tiny).sqrt()[..., None, :]
+    f = torch.addcmul(mean, spread, noise[..., :rank, :])
+    diagonal = column_norms(f)
+    if noise.shape[-2] > rank:
+        diagonal = diagonal + column_norms(spread * noise[..., rank:, :])
+    return WishartExtension(f, diagonal)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["GammaNoise", "standard_gamma"]
+from deepwishart.distributions.noise import standard_normal
+
+__all__ = ["GammaNoise", "standard_gamma", "standard_gamma_sample"]
 
 # Marsaglia & Tsang accept a proposal with probability 0.95 or more at any concentration >= 1,
 # so all eight are rejected for less than one variate in 1e10; that one takes the value d.
@@ -32,15 +34,17 @@ class GammaNoise(NamedTuple):
     boost: Tensor
 
     @classmethod
-    def draw(
-        cls, shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None = None
-    ) -> "GammaNoise":
-        proposals = (_NUM_PROPOSALS, *shape)
-        normal = torch.randn(proposals, dtype=dtype, device=device, generator=generator)
+    def draw(cls, shape: torch.Size, like: Tensor, generator: torch.Generator | None = None) -> "GammaNoise":
+        """Draw noise for variates of this shape with the dtype and device of ``like``."""
+        normal = standard_normal((_NUM_PROPOSALS, *shape), like, generator)
         # 1 − [0, 1) = (0, 1]: a logarithm of these is finite.
-        uniform = 1 - torch.rand(proposals, dtype=dtype, device=device, generator=generator)
-        boost = 1 - torch.rand(shape, dtype=dtype, device=device, generator=generator)
-        return cls(normal, uniform, boost)
+        uniform = 1 - torch.rand(_NUM_PROPOSALS + 1, *shape, dtype=like.dtype, device=like.device, generator=generator)
+        return cls(normal, uniform[:-1], uniform[-1])
+
+
+def standard_gamma_sample(concentration: Tensor, noise: GammaNoise) -> Tensor:
+    """:func:`standard_gamma` without a gradient."""
+    return _propose_and_pick(concentration.expand_as(noise.boost), noise)
 
 
 def standard_gamma(concentration: Tensor, noise: GammaNoise) -> Tensor:
@@ -56,7 +60,7 @@ def standard_gamma(concentration: Tensor, noise: GammaNoise) -> Tensor:
         noise: From :meth:`GammaNoise.draw`; its ``boost`` has the shape of the result.
     """
     alpha = concentration.expand_as(noise.boost)
-    variate: Tensor = _Reparameterised.apply(alpha, _propose_and_pick(alpha.detach(), noise))
+    variate: Tensor = _Reparameterised.apply(alpha, standard_gamma_sample(alpha.detach(), noise))
     return variate
 
 
@@ -87,9 +91,8 @@ def _propose_and_pick(alpha: Tensor, noise: GammaNoise) -> Tensor:
     v = (1 + x * (9 * d).rsqrt()) ** 3
     # v <= 0 makes the logarithm NaN, and a comparison with NaN is false: such proposals are rejected.
     accepted = u.log() < x**2 / 2 + d * (1 - v + v.log())
-    chosen = torch.ones_like(noise.boost)
-    for proposal, ok in zip(v.flip(0), accepted.flip(0), strict=True):
-        chosen = torch.where(ok, proposal, chosen)  # the first accepted one is written last
+    first = accepted.byte().argmax(0, keepdim=True)
+    chosen = torch.where(accepted.any(0), v.gather(0, first).squeeze(0), 1.0)
     variate = d * chosen
     variate = torch.where(small, variate * noise.boost ** (1 / alpha), variate)
     return variate.clamp_min(torch.finfo(alpha.dtype).tiny)

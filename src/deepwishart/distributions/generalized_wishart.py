@@ -48,6 +48,7 @@ class GeneralizedWishart(BartlettWishart):
         loc: :math:`\mu`, shape ``(*batch, P, r)``; entries on and above the diagonal are ignored.
         scale: :math:`\sigma`, a standard deviation, shape ``(*batch, P, r)``; likewise.
         scale_tril_inverse: :math:`L^{-1}` if the caller has it.
+        scale_tril_logabsdet: :math:`\log|L|` if the caller has it, shape ``(*batch)``.
         validate_args: As in torch.distributions: whether values are checked.
     """
 
@@ -63,19 +64,21 @@ class GeneralizedWishart(BartlettWishart):
         scale: Tensor,
         *,
         scale_tril_inverse: Tensor | None = None,
+        scale_tril_logabsdet: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
         df = require_integer_df(df)
         P = square_size("scale_tril", scale_tril)
         shapes = _bartlett_shapes(df, P, concentration, rate, loc, scale)
         batch_shape = check_shapes(
-            {"scale_tril": (scale_tril, (P, P)), **shapes}, {"scale_tril_inverse": (scale_tril_inverse, (P, P))}
+            {"scale_tril": (scale_tril, (P, P)), **shapes},
+            {"scale_tril_inverse": (scale_tril_inverse, (P, P)), "scale_tril_logabsdet": (scale_tril_logabsdet, ())},
         )
         if validates(validate_args):
-            check_scale_tril(scale_tril, scale_tril_inverse)
+            check_scale_tril(scale_tril, scale_tril_inverse, scale_tril_logabsdet)
             _check_bartlett(concentration, rate, loc, scale)
         bartlett = Bartlett(concentration, rate, loc, scale)
-        rows = TriangularRows(scale_tril, scale_tril_inverse)
+        rows = TriangularRows(scale_tril, scale_tril_inverse, scale_tril_logabsdet)
         super().__init__(df, bartlett, rows, None, batch_shape, validate_args)
 
     @property

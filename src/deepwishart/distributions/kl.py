@@ -11,7 +11,7 @@ from deepwishart.distributions.bartlett_wishart import BartlettWishart
 from deepwishart.distributions.base import PSDDistribution
 from deepwishart.distributions.inverse_wishart import InverseWishart
 from deepwishart.distributions.wishart import Wishart
-from deepwishart.linalg import half_logdet
+from deepwishart.linalg import column_norms, half_logdet
 
 __all__ = ["kl_inverse_wishart", "kl_wishart", "log_density_ratio"]
 
@@ -111,10 +111,9 @@ def kl_inverse_wishart(q: InverseWishart, p: InverseWishart) -> Tensor:
 
 def _expected_trace(q: BartlettWishart, p: Wishart) -> Tensor:
     """E_q[tr(S⁻¹G)] = ‖A_w M B‖² + Σ_i (A_wᵀA_w)_ii (V h)_i, with A_w = L_S⁻¹A and the moments M, V of T."""
-    A_w, M, V = p.whiten(q.rows.matrix), q.bartlett.mean, q.bartlett.variance
+    A_w, (M, V) = p.whiten(q.rows.matrix), q.bartlett.mean_and_variance
     mean_part = A_w @ q.mix_columns(M)
-    noise = q.column_noise(V)
-    return (mean_part**2).sum((-2, -1)) + ((A_w**2).sum(-2) * noise).sum(-1)
+    return column_norms(mean_part).sum(-1) + (column_norms(A_w) * q.column_noise(V)).sum(-1)
 
 
 def _require_common_support(q: PSDDistribution, p: PSDDistribution) -> None:

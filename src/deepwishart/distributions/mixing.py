@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from deepwishart.linalg import half_logdet, log_abs_det
+from deepwishart.linalg import half_logdet, log_abs_det, shared_matmul
 
 __all__ = ["GeneralRows", "TriangularRows"]
 
@@ -14,20 +14,22 @@ class TriangularRows:
     Args:
         matrix: L, shape ``(*batch, P, P)``.
         inverse: L⁻¹ if it is known; solves then become matrix products.
+        logabsdet: log|det L|, shape ``(*batch)``, if it is known.
     """
 
-    def __init__(self, matrix: Tensor, inverse: Tensor | None = None) -> None:
+    def __init__(self, matrix: Tensor, inverse: Tensor | None = None, logabsdet: Tensor | None = None) -> None:
         self.matrix = matrix
         self.inverse = inverse
+        self._logabsdet = logabsdet
 
     @property
     def logabsdet(self) -> Tensor:
-        return half_logdet(self.matrix)
+        return half_logdet(self.matrix) if self._logabsdet is None else self._logabsdet
 
     def whiten(self, rhs: Tensor) -> Tensor:
         """L⁻¹ rhs."""
         if self.inverse is not None:
-            return self.inverse @ rhs
+            return shared_matmul(self.inverse, rhs)
         return torch.linalg.solve_triangular(self.matrix, rhs, upper=False)
 
     def unmix(self, phi: Tensor) -> tuple[Tensor, Tensor]:

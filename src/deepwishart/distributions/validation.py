@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepwishart.linalg import log_abs_det
+from deepwishart.linalg import half_logdet, log_abs_det
 
 __all__ = [
     "check_column_mixing",
@@ -87,8 +87,8 @@ def square_size(name: str, tensor: Tensor) -> int:
     return given[-1]
 
 
-def check_scale_tril(scale_tril: Tensor, inverse: Tensor | None) -> None:
-    """Lower triangular with a positive diagonal, and the inverse, where given, its inverse."""
+def check_scale_tril(scale_tril: Tensor, inverse: Tensor | None, logabsdet: Tensor | None = None) -> None:
+    """Lower triangular with a positive diagonal, and the inverse and determinant, where given, its own."""
     remedy = "Pass torch.linalg.cholesky(scale)."
     check_finite("scale_tril", scale_tril)
     _check_lower("scale_tril", scale_tril, remedy)
@@ -103,6 +103,8 @@ def check_scale_tril(scale_tril: Tensor, inverse: Tensor | None) -> None:
             "scale_tril_inverse must be the inverse of scale_tril: their product must differ little from the identity",
             "Leave it out, or pass deepwishart.linalg.inverse_tril(scale_tril).",
         )
+    if logabsdet is not None:
+        _check_logabsdet("scale_tril", half_logdet(scale_tril), logabsdet, "half_logdet")
 
 
 def check_row_mixing(row_mixing: Tensor, logabsdet: Tensor | None) -> None:
@@ -121,13 +123,7 @@ def check_row_mixing(row_mixing: Tensor, logabsdet: Tensor | None) -> None:
         "Start from the identity, or write it as a product of triangular matrices with a positive diagonal.",
     )
     if logabsdet is not None:
-        error = (log_abs_det(row_mixing) - logabsdet).abs()
-        _require(
-            error <= _shortcut_tolerance(row_mixing) * (1 + logabsdet.abs()),
-            error,
-            "row_mixing_logabsdet must be log|det| of row_mixing: the difference must be small",
-            "Leave it out, or pass deepwishart.linalg.log_abs_det(row_mixing).",
-        )
+        _check_logabsdet("row_mixing", log_abs_det(row_mixing), logabsdet, "log_abs_det")
 
 
 def check_column_mixing(column_mixing: Tensor) -> None:
@@ -175,6 +171,16 @@ def _check_form(name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> None
             f"{name} must have shape ({expected}), got {tuple(tensor.shape)}. P is the size of the matrices, and the "
             f"Bartlett factor has min(df, P) columns."
         )
+
+
+def _check_logabsdet(name: str, expected: Tensor, given: Tensor, function: str) -> None:
+    error = (expected - given).abs()
+    _require(
+        error <= _shortcut_tolerance(given) * (1 + given.abs()),
+        error,
+        f"{name}_logabsdet must be log|det| of {name}: the difference must be small",
+        f"Leave it out, or pass deepwishart.linalg.{function}({name}).",
+    )
 
 
 def _shortcut_tolerance(like: Tensor) -> float:

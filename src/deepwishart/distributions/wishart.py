@@ -5,7 +5,6 @@ import math
 from torch import Tensor
 from torch.distributions import constraints
 
-from deepwishart.distributions.bartlett import Bartlett
 from deepwishart.distributions.bartlett_wishart import BartlettWishart
 from deepwishart.distributions.base import validates
 from deepwishart.distributions.mixing import TriangularRows
@@ -29,6 +28,7 @@ class Wishart(BartlettWishart):
         df: Degrees of freedom :math:`\nu`, a positive integer.
         scale_tril: Cholesky factor :math:`L` of the scale, shape ``(*batch, P, P)``.
         scale_tril_inverse: :math:`L^{-1}` if the caller has it; solves then become matrix products.
+        scale_tril_logabsdet: :math:`\log|L|` if the caller has it, shape ``(*batch)``.
         validate_args: As in torch.distributions: whether values are checked.
 
     Example:
@@ -47,18 +47,19 @@ class Wishart(BartlettWishart):
         scale_tril: Tensor,
         *,
         scale_tril_inverse: Tensor | None = None,
+        scale_tril_logabsdet: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
         df = require_integer_df(df)
         P = square_size("scale_tril", scale_tril)
         batch_shape = check_shapes(
-            {"scale_tril": (scale_tril, (P, P))}, {"scale_tril_inverse": (scale_tril_inverse, (P, P))}
+            {"scale_tril": (scale_tril, (P, P))},
+            {"scale_tril_inverse": (scale_tril_inverse, (P, P)), "scale_tril_logabsdet": (scale_tril_logabsdet, ())},
         )
         if validates(validate_args):
-            check_scale_tril(scale_tril, scale_tril_inverse)
-        bartlett = Bartlett.standard(df, P, scale_tril)
-        rows = TriangularRows(scale_tril, scale_tril_inverse)
-        super().__init__(df, bartlett, rows, None, batch_shape, validate_args)
+            check_scale_tril(scale_tril, scale_tril_inverse, scale_tril_logabsdet)
+        rows = TriangularRows(scale_tril, scale_tril_inverse, scale_tril_logabsdet)
+        super().__init__(df, None, rows, None, batch_shape, validate_args)
 
     def _log_density(self, T: Tensor, half_logdet_G: Tensor, logabsdet_A: Tensor) -> Tensor:
         nu, P, r = self.df, self.event_shape[-1], self.rank

@@ -5,7 +5,10 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from deepwishart.kernels.base import ScaledKernel
+from deepwishart.gram import AnyGram, FeatureGram
+from deepwishart.kernels.base import Projection, ScaledKernel
+from deepwishart.kernels.exponential import exp_of_product, project_exp_of_product
+from deepwishart.linalg import columns_to_samples, samples_to_columns
 
 __all__ = ["Matern12", "Matern32", "Matern52", "RationalQuadratic", "SquaredExponential", "Stationary"]
 
@@ -26,10 +29,46 @@ class Stationary(ScaledKernel):
 
 
 class SquaredExponential(Stationary):
-    r""":math:`h^2\exp(-s/2)`."""
+    r""":math:`h^2\exp(-s/2)`; of features, it is the exponential of a product of thin matrices."""
 
     def profile(self, s: Tensor) -> Tensor:
         return (-0.5 * s).exp()
+
+    def ii(self, gram: AnyGram) -> Tensor:
+        if not isinstance(gram, FeatureGram):
+            return super().ii(gram)
+        P, Q, _ = self.factors(gram)
+        return exp_of_product(P, Q, self.largest_exponent)
+
+    def tt(self, gram: AnyGram) -> Tensor:
+        return self.variance[..., 0].expand(gram.tt.shape)
+
+    def project(self, gram: AnyGram, W: Tensor, X: Tensor) -> Projection:
+        if not isinstance(gram, FeatureGram):
+            return super().project(gram, W, X)
+        P, _, p = self.factors(gram)
+        columns = samples_to_columns(X, W.ndim)
+        mean, norms = project_exp_of_product(P, p, self.largest_exponent, W, columns)
+        return Projection(columns_to_samples(mean.mT, X, W.ndim).mT, norms)
+
+    def factors(self, gram: FeatureGram) -> tuple[Tensor, Tensor, Tensor]:
+        r"""P, Q, p with k_ii = exp(P Q) and k_it = exp(P p).
+
+        They are [F/λ, −½‖F‖²/λ², 1], and for inducing and other points [f/λ, 1, 2 log h − ½‖f‖²/λ²]ᵀ.
+        """
+        inverse_lengthscale = (-self.log_lengthscale).exp()[..., None, None]
+        F, f = gram.inducing * inverse_lengthscale, gram.points * inverse_lengthscale
+        half_norms = -0.5 * (F * F).sum(-1, keepdim=True)
+        two_log_height = 2 * self.log_height[..., None, None]
+        last = torch.addcmul(two_log_height, gram.tt[..., None, :], inverse_lengthscale**2, value=-0.5)
+        P = torch.cat([F, half_norms, torch.ones_like(half_norms)], -1)
+        Q = torch.cat([F, torch.ones_like(half_norms), half_norms + two_log_height], -1).mT
+        return P, Q, torch.cat([f, torch.ones_like(last), last], -2)
+
+    @property
+    def largest_exponent(self) -> Tensor:
+        """2 log h, without a gradient."""
+        return 2 * self.log_height.detach()
 
 
 class Matern12(Stationary):

@@ -5,10 +5,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from deepwishart.gram import Gram
-from deepwishart.linalg import Cholesky, cholesky
+from deepwishart.gram import AnyGram, FeatureGram
 
-__all__ = ["Conditioned", "KLEstimator", "Layer", "LayerOutput", "check_kl_estimator", "condition"]
+__all__ = ["KLEstimator", "Layer", "LayerOutput", "check_kl_estimator", "remaining_variance"]
 
 KLEstimator = Literal["closed-form", "sampled", "path-derivative"]
 
@@ -22,7 +21,7 @@ class LayerOutput(NamedTuple):
             dimensions where it does not depend on a sample.
     """
 
-    gram: Gram
+    gram: FeatureGram
     kl: Tensor
 
 
@@ -36,40 +35,8 @@ class Layer(Protocol):
         point does not depend on which others it comes with.
         """
 
-    def __call__(self, gram: Gram, noise: Any) -> LayerOutput:
+    def __call__(self, gram: AnyGram, noise: Any) -> LayerOutput:
         """Sample the Gram matrix of the next layer."""
-
-
-class Conditioned(NamedTuple):
-    """A kernel matrix, ready for conditioning other points on the inducing points.
-
-    Attributes:
-        factor: Cholesky factor L of the inducing block, with its inverse and jitter.
-        cross: a = L⁻¹ k_it, shape ``(*, M, N)``.
-        residual: k_tt − ‖a‖², with the jitter that ii has, shape ``(*, N)``.
-    """
-
-    factor: Cholesky
-    cross: Tensor
-    residual: Tensor
-
-
-def condition(kernel: Gram, jitter: Tensor) -> Conditioned:
-    """Factorise the inducing block and whiten the rest. Never looks at a value.
-
-    Args:
-        kernel: A kernel matrix.
-        jitter: Relative to the mean diagonal, shape ``(*batch)``. It is white noise: ii and tt have it, it has not.
-    """
-    factor = cholesky(kernel.ii, jitter)
-    cross = factor.whiten(kernel.it)
-    residual = kernel.tt + factor.jitter[..., None] - (cross**2).sum(-2)
-    # In exact arithmetic the residual is at least the jitter.
-    return Conditioned(factor, cross, torch.maximum(residual, _positive(factor.jitter)[..., None]))
-
-
-def _positive(jitter: Tensor) -> Tensor:
-    return jitter.detach().clamp_min(torch.finfo(jitter.dtype).tiny)
 
 
 def check_kl_estimator(name: str) -> KLEstimator:
@@ -77,3 +44,15 @@ def check_kl_estimator(name: str) -> KLEstimator:
     if name not in ("closed-form", "sampled", "path-derivative"):
         raise ValueError(f"kl must be closed-form, sampled or path-derivative, got {name!r}.")
     return name  # type: ignore[return-value]
+
+
+def remaining_variance(tt: Tensor, jitter: Tensor, explained: Tensor) -> Tensor:
+    """k_tt − ‖a‖², with the jitter that ii has: white noise is in both. In exact arithmetic that much is left.
+
+    Args:
+        tt: Shape ``(*, N)``.
+        jitter: Absolute, broadcasts to the same.
+        explained: ‖a‖², shape ``(*, N)``.
+    """
+    floor = jitter.detach().clamp_min(torch.finfo(jitter.dtype).tiny)
+    return torch.maximum(tt + jitter - explained, floor)

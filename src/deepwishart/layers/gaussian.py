@@ -5,10 +5,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepwishart.gram import Gram
+from deepwishart.distributions.noise import standard_normal
+from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel
-from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, condition
-from deepwishart.linalg import Cholesky, cholesky, half_logdet
+from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, remaining_variance
+from deepwishart.layers.fused import Fusable, fusable, output_step
+from deepwishart.linalg import (
+    Cholesky,
+    absolute_jitter,
+    add_to_diagonal,
+    cholesky,
+    column_norms,
+    half_logdet,
+    shared_matmul,
+)
 
 __all__ = ["GaussianLayer", "GaussianNoise", "GaussianOutput", "GaussianPosterior", "Marginals", "Whitened"]
 
@@ -34,6 +44,25 @@ class Whitened(NamedTuple):
         M, c = self.mean.shape[-2:]
         quadratic = c * (self.R_inverse**2).sum((-2, -1)) + (self.mean**2).sum((-2, -1)) - M * c
         return (0.5 * quadratic + c * half_logdet(self.R)).sum(-1)
+
+
+class Observed(NamedTuple):
+    r"""The posterior of inducing outputs as that of a regression on v with noise of precision Λ = ℓℓᵀ.
+
+    With :math:`C = I + \ell^\top K \ell = R R^\top` and the gain :math:`W = R^{-1}\ell^\top`, a point with
+    covariances k to the inducing points has mean :math:`(Wk)^\top Wv` and variance :math:`k_{tt} - \lVert Wk\rVert^2`,
+    by Woodbury's identity. K is not factorised, and the eigenvalues of C are at least one: this is the cheapest form,
+    and the best conditioned.
+
+    Attributes:
+        gain: W, shape ``(*, g, M, M)``.
+        seen: W v, shape ``(*, g, M, c)``.
+        kl: KL from the prior, summed over groups, shape ``(*)``.
+    """
+
+    gain: Tensor
+    seen: Tensor
+    kl: Tensor
 
 
 class GaussianPosterior(nn.Module):
@@ -78,6 +107,20 @@ class GaussianPosterior(nn.Module):
         mean = factor.solve(root.mT @ seen)
         return Whitened(mean, factor.tril, factor.tril_inverse)
 
+    def observed(self, K: Tensor) -> "Observed":
+        """The same q(u), given the prior's covariance, in a form that never factorises it."""
+        v = self._grouped(self.v)
+        K = K[..., None, :, :]
+        ell = (0.5 * self.log_precision).exp().diag_embed() if self.diagonal else self.precision_root
+        identity = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+        C = cholesky(identity + ell.mT @ (K @ ell), jitter=0.0)
+        gain = C.tril_inverse @ ell.mT
+        seen = gain @ v
+        z = gain.mT @ seen
+        M, c = v.shape[-2:]
+        quadratic = c * (column_norms(C.tril_inverse).sum(-1) - M) + (z * (K @ z)).sum((-2, -1))
+        return Observed(gain, seen, (0.5 * quadratic + c * C.half_logdet).sum(-1))
+
     def _grouped(self, values: Tensor) -> Tensor:
         """(*, M, C) → (*, g, M, c)."""
         return values.unflatten(-1, (self.groups, -1)).movedim(-2, -3)
@@ -93,7 +136,7 @@ class GaussianNoise(NamedTuple):
 
     Attributes:
         inducing: Standard normals, shape ``(*sample, *batch, g, M, c)``.
-        points: Standard normals, shape ``(*sample, *batch, N or 1, ν)``.
+        points: Standard normals, shape ``(*sample, *batch, ν, N or 1)``.
     """
 
     inducing: Tensor
@@ -135,19 +178,20 @@ class GaussianLayer(nn.Module):
         """Noise of one pass, for ``shape = sample_shape + batch_shape``."""
         v, groups = self.posterior.v, self.posterior.groups
         M, nu = v.shape[-2:]
-        inducing = torch.randn(*shape, groups, M, nu // groups, dtype=v.dtype, device=v.device, generator=generator)
-        points = torch.randn(*shape, num_points, nu, dtype=v.dtype, device=v.device, generator=generator)
+        inducing = standard_normal((*shape, groups, M, nu // groups), v, generator)
+        points = standard_normal((*shape, nu, num_points), v, generator)
         return GaussianNoise(inducing, points)
 
-    def forward(self, gram: Gram, noise: GaussianNoise) -> LayerOutput:
+    def forward(self, gram: AnyGram, noise: GaussianNoise) -> LayerOutput:
         """Sample the next Gram matrix."""
-        factor, cross, residual = condition(self.kernel(gram), self.jitter)
-        q = self.posterior(factor)
-        w = q.mean + q.R_inverse.mT @ noise.inducing
+        K = cholesky(self.kernel.ii(gram), self.jitter)
+        q = self.posterior(K)
+        w = q.mean + shared_matmul(q.R_inverse.mT, noise.inducing)
         F_w = ungroup(w)
-        F = factor.tril @ F_w
-        f = cross.mT @ F_w + residual.sqrt()[..., :, None] * noise.points
-        features = Gram(F @ F.mT, F @ f.mT, (f**2).sum(-1))
+        mean, explained = self.kernel.project(gram, K.tril_inverse, F_w)
+        residual = remaining_variance(self.kernel.tt(gram), K.jitter[..., None], explained)
+        f = torch.addcmul(mean, residual.sqrt()[..., None, :], noise.points)
+        features = FeatureGram(shared_matmul(K.tril, F_w), f, column_norms(f))
         return LayerOutput(features / self.df, self._kl(q, w, noise))
 
     def _kl(self, q: Whitened, w: Tensor, noise: GaussianNoise) -> Tensor:
@@ -195,13 +239,25 @@ class GaussianOutput(nn.Module):
         self.posterior = posterior
         self.register_buffer("jitter", jitter)
 
-    def forward(self, gram: Gram) -> Marginals:
+    def forward(self, gram: AnyGram) -> Marginals:
         """Marginals of the latent functions at the points t."""
-        factor, cross, residual = condition(self.kernel(gram), self.jitter)
-        q = self.posterior(factor)
-        a = cross[..., None, :, :]
-        mean = ungroup(a.mT @ q.mean)
-        from_inducing = ((q.R_inverse @ a) ** 2).sum(-2)  # (*, g, N)
-        variance = residual[..., None, :] + from_inducing
-        columns = q.mean.shape[-1]
-        return Marginals(mean, variance.mT.repeat_interleave(columns, -1), q.kl)
+        fused = fusable(self.kernel, gram, self.jitter)
+        if fused is not None and self.posterior.groups == 1 and not self.posterior.diagonal:
+            return self._fused(fused, self.kernel.tt(gram))
+        K_ii = self.kernel.ii(gram)
+        white = absolute_jitter(K_ii, self.jitter)
+        q = self.posterior.observed(add_to_diagonal(K_ii, white))
+        groups = [self.kernel.project(gram, W, X) for W, X in zip(q.gain.unbind(-3), q.seen.unbind(-3), strict=True)]
+        mean = torch.cat([group.mean for group in groups], -2).mT
+        tt, white = self.kernel.tt(gram), white[..., None]
+        variance = torch.stack([remaining_variance(tt, white, group.norms) for group in groups], -1)
+        return Marginals(mean, variance.repeat_interleave(q.seen.shape[-1], -1), q.kl)
+
+    def _fused(self, fused: Fusable, tt: Tensor) -> Marginals:
+        """The same, in one step with its own backward pass."""
+        layout = fused.layout
+        ell, v = self.posterior.precision_root[..., 0, :, :], self.posterior.v
+        results = output_step(fused, layout.fold_shared(ell), layout.fold_shared(v))
+        mean, explained, kl = (layout.unfold(x) for x in results)
+        variance = remaining_variance(tt, self.jitter[..., None] * tt[..., :1], explained)
+        return Marginals(mean.mT, variance[..., None].expand_as(mean.mT), kl)

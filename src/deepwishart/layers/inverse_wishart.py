@@ -8,10 +8,11 @@ from torch.distributions import kl_divergence
 
 from deepwishart.distributions import BartlettNoise, InverseWishart, log_density_ratio
 from deepwishart.distributions.gamma import GammaNoise, standard_gamma
-from deepwishart.gram import Gram
+from deepwishart.distributions.noise import standard_normal
+from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel
-from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, condition
-from deepwishart.linalg import cholesky
+from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, remaining_variance
+from deepwishart.linalg import cholesky, column_norms
 
 __all__ = ["InverseWishartLayer", "InverseWishartNoise"]
 
@@ -76,13 +77,16 @@ class InverseWishartLayer(nn.Module):
         V = self.V
         M = V.shape[-1]
         inducing = BartlettNoise.draw(shape + V.shape[-2:], V, generator)
-        scale = GammaNoise.draw(torch.Size((*shape, num_points)), V.dtype, V.device, generator)
-        points = torch.randn(*shape, M, num_points, dtype=V.dtype, device=V.device, generator=generator)
+        scale = GammaNoise.draw(torch.Size((*shape, num_points)), V, generator)
+        points = standard_normal((*shape, M, num_points), V, generator)
         return InverseWishartNoise(inducing, scale, points)
 
-    def forward(self, gram: Gram, noise: InverseWishartNoise) -> LayerOutput:
+    def forward(self, gram: AnyGram, noise: InverseWishartNoise) -> LayerOutput:
         """Sample the next Gram matrix."""
-        factor, cross, residual = condition(self.kernel(gram), self.jitter)
+        kernel = self.kernel(gram)
+        factor = cholesky(kernel.ii, self.jitter)
+        cross = factor.whiten(kernel.it)
+        residual = remaining_variance(kernel.tt, factor.jitter[..., None], column_norms(cross))
         M = self.V.shape[-1]
         delta, gamma = self.log_delta.exp(), self.log_gamma.exp()
         root_delta = delta.sqrt()[..., None, None]
@@ -96,10 +100,8 @@ class InverseWishartLayer(nn.Module):
         shape = 0.5 * (delta + M + 2)[..., None]
         g = 0.5 * delta[..., None] * residual / standard_gamma(shape, noise.scale)
         h = factor.tril_inverse.mT @ (cross + (g.sqrt() / delta.sqrt()[..., None])[..., None, :] * noise.points)
-        G_ii = F @ F.mT
-        G_it = G_ii @ h
-        G_tt = g + (G_it * h).sum(-2)
-        return LayerOutput(Gram(G_ii, G_it, G_tt), self._kl(prior, posterior, N, F))
+        f = F.mT @ h  # G_it = G_ii h = F f, and h_tᵀ G_ii h_t = ‖f_t‖²
+        return LayerOutput(FeatureGram(F, f, g + column_norms(f)), self._kl(prior, posterior, N, F))
 
     def _kl(self, prior: InverseWishart, posterior: InverseWishart, N: Tensor, F: Tensor) -> Tensor:
         if self.kl == "closed-form":

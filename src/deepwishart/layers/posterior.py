@@ -1,15 +1,15 @@
 """The variational posterior of a Wishart layer, and where it starts."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from deepwishart.distributions import ABGeneralizedWishart, AGeneralizedWishart, GeneralizedWishart
-from deepwishart.distributions.bartlett import standard_concentration
-from deepwishart.distributions.bartlett_wishart import BartlettWishart
-from deepwishart.linalg import Cholesky, cholesky, half_logdet
+from deepwishart.distributions.bartlett import Bartlett, BartlettNoise, standard_concentration
+from deepwishart.distributions.bartlett_wishart import BartlettWishart, column_noise, mix_columns
+from deepwishart.linalg import Cholesky, add_to_diagonal, cholesky, shared_matmul
 
 __all__ = ["INITIALISATIONS", "POSTERIORS", "Initialisation", "WishartPosterior"]
 
@@ -105,36 +105,79 @@ class WishartPosterior(nn.Module):
 
     def forward(self, prior: Cholesky) -> BartlettWishart:
         """The posterior, given the Cholesky factor of the prior's scale S."""
-        root = self._root(prior)
-        free = (self.log_concentration.exp(), self.log_rate.exp(), self.loc, self.log_scale.exp())
-        if self.family == "gw":
-            return GeneralizedWishart(self.df, root, *free, validate_args=False)
-        A, logabsdet = root @ self.row_mixing, half_logdet(root)
-        if self.family == "a-gw":
-            return AGeneralizedWishart(self.df, A, *free, row_mixing_logabsdet=logabsdet, validate_args=False)
-        return ABGeneralizedWishart(
-            self.df, A, self.column_mixing, *free, row_mixing_logabsdet=logabsdet, validate_args=False
-        )
+        root, logabsdet = self._root(prior)
+        A_prime, B = self.row_mixing, self.column_mixing
+        if A_prime is None:
+            return GeneralizedWishart(self.df, root, *self._free, scale_tril_logabsdet=logabsdet, validate_args=False)
+        A = root @ A_prime
+        if B is None:
+            return AGeneralizedWishart(self.df, A, *self._free, row_mixing_logabsdet=logabsdet, validate_args=False)
+        return ABGeneralizedWishart(self.df, A, B, *self._free, row_mixing_logabsdet=logabsdet, validate_args=False)
 
     @property
-    def row_mixing(self) -> Tensor:
-        """A′, of determinant one, shape ``(*batch, M, M)``."""
-        return _unit(self.rows.tril(-1)) @ _unit(self.rows.triu(1))
+    def bartlett(self) -> Bartlett:
+        """The law of T."""
+        return Bartlett(*self._free)
 
     @property
-    def column_mixing(self) -> Tensor:
-        """B, unit lower triangular, shape ``(*batch, r, r)``."""
-        return _unit(self.columns.tril(-1))
+    def row_mixing(self) -> Tensor | None:
+        """A′, of determinant one, shape ``(*batch, M, M)``; ``None`` for the identity of GW."""
+        return None if self.family == "gw" else _UnitLU.apply(self.rows)
 
-    def _root(self, prior: Cholesky) -> Tensor:
-        """chol(Ψ)."""
+    @property
+    def column_mixing(self) -> Tensor | None:
+        """B, unit lower triangular, shape ``(*batch, r, r)``; ``None`` for the identity of GW and A-GW."""
+        return _unit(self.columns.tril(-1)) if self.family == "ab-gw" else None
+
+    @property
+    def scale_parts(self) -> tuple[Tensor, Tensor]:
+        """1 − q, shape ``(*batch)``, and q V Vᵀ."""
         q = self.q_logit.sigmoid()[..., None, None]
-        rest = (-self.q_logit).sigmoid()[..., None, None]  # 1 − q, without the zero that rounding makes of it
+        rest = (-self.q_logit).sigmoid()  # 1 − q, without the zero that rounding makes of it
+        return rest, q * (self.V @ self.V.mT)
+
+    def mixed_sample(self, bartlett: Bartlett, noise: BartlettNoise) -> tuple[Tensor, Tensor]:
+        """A′TB, shape ``(*sample, *batch, M, r)``, and its second moment, shape ``(*batch, M, M)``.
+
+        The latter is E[A′TB(A′TB)ᵀ] = A′(E[TB]E[TB]ᵀ + diag(n))A′ᵀ, where n is the noise that reaches each row of TB.
+        """
+        A, B = self.row_mixing, self.column_mixing
+        T, (mean, variance) = mix_columns(bartlett.rsample(noise), B), bartlett.mean_and_variance
+        mean, n = mix_columns(mean, B), column_noise(variance, B)
+        if A is None:
+            return T, mean @ mean.mT + n.diag_embed()
+        mean = A @ mean
+        return shared_matmul(A, T), mean @ mean.mT + (A * n[..., None, :]) @ A.mT
+
+    @property
+    def _free(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.log_concentration.exp(), self.log_rate.exp(), self.loc, self.log_scale.exp()
+
+    def _root(self, prior: Cholesky) -> tuple[Tensor, Tensor]:
+        """chol(Ψ) and the logarithm of its determinant."""
+        rest, added = self.scale_parts
         if self.whitened:
-            identity = torch.eye(self.V.shape[-1], dtype=self.V.dtype, device=self.V.device)
-            return prior.tril @ cholesky(rest * identity + q * (self.V @ self.V.mT), jitter=0.0).tril
-        S = prior.tril @ prior.tril.mT
-        return cholesky(rest * S + q * (self.V @ self.V.mT), jitter=0.0).tril
+            inner = cholesky(add_to_diagonal(added, rest), jitter=0.0)
+            return prior.tril @ inner.tril, prior.half_logdet + inner.half_logdet
+        Psi = cholesky(torch.addcmul(added, prior.matrix, rest[..., None, None]), jitter=0.0)
+        return Psi.tril, Psi.half_logdet
+
+
+class _UnitLU(torch.autograd.Function):
+    """The product of the unit lower and the unit upper triangular matrix that a square matrix holds."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        lower, upper = rows.tril(-1), rows.triu(1)
+        for triangle in (lower, upper):
+            triangle.diagonal(dim1=-2, dim2=-1).fill_(1)
+        ctx.save_for_backward(lower, upper)
+        return lower @ upper
+
+    @staticmethod
+    def backward(ctx: Any, bar: Tensor) -> Tensor:
+        lower, upper = ctx.saved_tensors
+        return (bar @ upper.mT).tril(-1) + (lower.mT @ bar).triu(1)
 
 
 def _unit(strict: Tensor) -> Tensor:

@@ -8,10 +8,13 @@ from torch.distributions import kl_divergence
 
 from deepwishart.distributions import BartlettNoise, Wishart, extend_wishart, log_density_ratio
 from deepwishart.distributions.bartlett_wishart import BartlettWishart
-from deepwishart.gram import Gram
+from deepwishart.distributions.noise import standard_normal
+from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel
-from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, condition
+from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, remaining_variance
+from deepwishart.layers.fused import Fusable, fusable, wishart_step
 from deepwishart.layers.posterior import WishartPosterior
+from deepwishart.linalg import cholesky, columns_to_samples, samples_to_columns
 
 __all__ = ["WishartLayer", "WishartNoise"]
 
@@ -21,7 +24,7 @@ class WishartNoise(NamedTuple):
 
     Attributes:
         inducing: Of the inducing block.
-        points: Standard normals of the other points, shape ``(*sample, *batch, N or 1, ν)``.
+        points: Standard normals of the other points, shape ``(*sample, *batch, ν, N or 1)``.
     """
 
     inducing: BartlettNoise
@@ -62,18 +65,52 @@ class WishartLayer(nn.Module):
         """Noise of one pass, for ``shape = sample_shape + batch_shape``."""
         loc = self.posterior.loc
         inducing = BartlettNoise.draw(shape + loc.shape[-2:], loc, generator)
-        points = torch.randn(*shape, num_points, self.df, dtype=loc.dtype, device=loc.device, generator=generator)
+        points = standard_normal((*shape, self.df, num_points), loc, generator)
         return WishartNoise(inducing, points)
 
-    def forward(self, gram: Gram, noise: WishartNoise) -> LayerOutput:
+    def forward(self, gram: AnyGram, noise: WishartNoise) -> LayerOutput:
         """Sample the next Gram matrix."""
-        scale = self.kernel(gram) / self.df
-        factor, cross, residual = condition(scale, self.jitter)
-        prior = Wishart(self.df, factor.tril, scale_tril_inverse=factor.tril_inverse, validate_args=False)
-        posterior = self.posterior(factor)
+        fused = fusable(self.kernel, gram, self.jitter)
+        if fused is not None and self.kl == "closed-form" and not self.posterior.whitened:
+            return self._fused(fused, self.kernel.tt(gram), noise)
+        K = cholesky(self.kernel.ii(gram), self.jitter)
+        S = K.divide(self.df)
+        prior = Wishart(
+            self.df,
+            S.tril,
+            scale_tril_inverse=S.tril_inverse,
+            scale_tril_logabsdet=S.half_logdet,
+            validate_args=False,
+        )
+        posterior = self.posterior(S)
         T, F = posterior.rsample_bartlett(noise=noise.inducing)
-        others = extend_wishart(F, factor.whiten(F), cross, residual, noise.points)
-        return LayerOutput(Gram(F @ F.mT, others.cross, others.diagonal), self._kl(prior, posterior, T, F))
+        # The means of new points are the same in units of K and of S; their variances are not.
+        mean, explained = self.kernel.project(gram, K.tril_inverse, K.whiten(F))
+        residual = remaining_variance(self.kernel.tt(gram), K.jitter[..., None], explained) / self.df
+        f, G_tt = extend_wishart(mean, residual, noise.points)
+        return LayerOutput(FeatureGram(F, f, G_tt), self._kl(prior, posterior, T, F))
+
+    def _fused(self, fused: Fusable, tt: Tensor, noise: WishartNoise) -> LayerOutput:
+        """The same, in one step with its own backward pass."""
+        layout, q = fused.layout, self.posterior
+        bartlett, (rest, added) = q.bartlett, q.scale_parts
+        T, second_moment = q.mixed_sample(bartlett, noise.inducing)
+        # Samples that the Gram matrix below does not have are columns.
+        ndim = len(layout.sample_shape) + len(layout.batch_shape) + 2
+        results = wishart_step(
+            fused,
+            self.df,
+            layout.fold_shared(rest),
+            layout.fold_shared(added),
+            layout.fold(samples_to_columns(T, ndim)),
+            layout.fold_shared(second_moment),
+        )
+        F, mean, explained, trace, logdet = (layout.unfold(x) for x in results)
+        F, mean = columns_to_samples(F, T, ndim), columns_to_samples(mean.mT, T, ndim).mT
+        residual = remaining_variance(tt, self.jitter[..., None] * tt[..., :1], explained)
+        f, G_tt = extend_wishart(mean, residual / self.df, noise.points)
+        kl = bartlett.kl_to_base_measure(self.df) + 0.5 * trace - self.df * logdet
+        return LayerOutput(FeatureGram(F, f, G_tt), kl)
 
     def _kl(self, prior: Wishart, posterior: BartlettWishart, T: Tensor, F: Tensor) -> Tensor:
         if self.kl == "closed-form":

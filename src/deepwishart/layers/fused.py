@@ -1,0 +1,337 @@
+r"""The two costly steps of a deep Wishart process, each with a backward pass written by hand.
+
+With squared exponential kernels of features, all large matrices live inside a step: kernel blocks, their factors, and
+what is made from them. Autograd would keep dozens of them for every sample, and visit them in hundreds of small
+operations; here few are kept, and the backward pass is made of matrix products.
+
+The plain versions are those that :class:`~deepwishart.layers.WishartLayer` and
+:class:`~deepwishart.layers.GaussianOutput` use with other kernels; tests compare values and gradients.
+[docs/performance.md]
+
+Tensors have shape ``(B, ·, ·)``, where B counts replicas and within them samples, and what samples share ``(R, ·, ·)``.
+A layer whose Gram matrix below does not depend on the sample has one, and the samples of its Bartlett factor are
+columns. Bars mark gradients.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from deepwishart.gram import AnyGram, FeatureGram
+from deepwishart.kernels import Kernel, SquaredExponential
+from deepwishart.linalg import inverse_tril
+
+__all__ = ["Fusable", "Layout", "fusable", "output_step", "wishart_step"]
+
+
+class Layout(NamedTuple):
+    """How tensors of shape ``(*sample, *batch, …)`` lie as ``(B, …)``: replicas first."""
+
+    sample_shape: torch.Size
+    batch_shape: torch.Size
+
+    def fold(self, x: Tensor) -> Tensor:
+        """(*sample, *batch, …) → (B, …)."""
+        k, b = len(self.sample_shape), len(self.batch_shape)
+        x = x.movedim(tuple(range(k)), tuple(range(b, b + k))) if k and b else x
+        return x.reshape(-1, *x.shape[k + b :])
+
+    def fold_shared(self, x: Tensor) -> Tensor:
+        """(*batch, …) → (R, …)."""
+        return x.reshape(-1, *x.shape[len(self.batch_shape) :])
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """(B, …) → (*sample, *batch, …)."""
+        k, b = len(self.sample_shape), len(self.batch_shape)
+        if not (k and b):
+            return x.reshape(self.sample_shape + self.batch_shape + x.shape[1:])
+        x = x.reshape(self.batch_shape + self.sample_shape + x.shape[1:])
+        return x.movedim(tuple(range(b, b + k)), tuple(range(k)))
+
+
+class Fusable(NamedTuple):
+    """A squared exponential kernel of features, as the steps take it.
+
+    Attributes:
+        layout: Of the tensors.
+        inducing: F, shape ``(B, M, c)``.
+        points: f, shape ``(B, c, N)``.
+        tt: ‖f‖² or more, shape ``(B, N)``.
+        log_height: log h, shape ``(R)``.
+        log_lengthscale: log λ, shape ``(R)``.
+        jitter: Relative to h², shape ``(R)``.
+    """
+
+    layout: Layout
+    inducing: Tensor
+    points: Tensor
+    tt: Tensor
+    log_height: Tensor
+    log_lengthscale: Tensor
+    jitter: Tensor
+
+
+def fusable(kernel: Kernel, gram: AnyGram, jitter: Tensor) -> Fusable | None:
+    """The kernel as the steps take it, or ``None`` if it is another one, or not of features."""
+    if not (isinstance(kernel, SquaredExponential) and isinstance(gram, FeatureGram)):
+        return None
+    layout = Layout(gram.inducing.shape[: gram.inducing.ndim - 2 - jitter.ndim], jitter.shape)
+    return Fusable(
+        layout,
+        layout.fold(gram.inducing),
+        layout.fold(gram.points),
+        layout.fold(gram.tt),
+        layout.fold_shared(kernel.log_height),
+        layout.fold_shared(kernel.log_lengthscale),
+        layout.fold_shared(jitter),
+    )
+
+
+def wishart_step(
+    kernel: Fusable, df: int, rest: Tensor, added: Tensor, T: Tensor, second_moment: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    r"""Features of the next layer, and what its closed-form divergence needs of the scale S = K/ν.
+
+    With :math:`K = L L^\top`, :math:`\Psi = (1-q)S + qVV^\top = C C^\top` and :math:`D = L_S^{-1}C`.
+
+    Args:
+        kernel: Of the layer below.
+        df: ν.
+        rest: 1 − q, shape ``(R)``.
+        added: q V Vᵀ, shape ``(R, M, M)``.
+        T: A′TB, the Bartlett factor with rows and columns mixed, shape ``(B, M, columns)``.
+        second_moment: H = E[A′TB(A′TB)ᵀ], shape ``(R, M, M)``.
+
+    Returns:
+        F = C T, shape ``(B, M, columns)``; the conditional means (L⁻¹F)ᵀa of the other points, where a = L⁻¹k_it, shape
+        ``(B, columns, N)``; ‖a‖², shape ``(B, N)``; E[tr(S⁻¹G)] = tr(DHDᵀ), shape ``(B)``; and log|C| − log|L_S|.
+    """
+    return _WishartStep.apply(*kernel[1:], rest, added, T, second_moment, df)
+
+
+def output_step(kernel: Fusable, ell: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Marginals of a Gaussian process whose inducing outputs are as if v had been seen with precision ℓℓᵀ.
+
+    With :math:`I + \ell^\top K \ell = H H^\top` and :math:`W = H^{-1}\ell^\top`, see
+    :class:`~deepwishart.layers.gaussian.Observed`.
+
+    Args:
+        kernel: Of the layer below.
+        ell: ℓ, shape ``(R, M, M)``.
+        v: Shape ``(R, M, C)``.
+
+    Returns:
+        Means, shape ``(B, C, N)``; ‖W k_t‖², shape ``(B, N)``; and the divergence, shape ``(B)``.
+    """
+    return _OutputStep.apply(*kernel[1:], ell, v)
+
+
+class _KernelMatrices(NamedTuple):
+    """K_ii = exp(P Q) + δI and k_it = exp(P p), with the factors of their exponents."""
+
+    P: Tensor
+    Q: Tensor
+    p: Tensor
+    K: Tensor
+    k: Tensor
+    variance: Tensor  # h², shape (R)
+    inverse_lengthscale: Tensor  # shape (R)
+
+    @classmethod
+    def of(
+        cls, F: Tensor, f: Tensor, tt: Tensor, log_height: Tensor, log_lengthscale: Tensor, jitter: Tensor
+    ) -> "_KernelMatrices":
+        """P = [F/λ, −½‖F‖²/λ², 1]; Q and p are [f/λ, 1, 2 log h − ½‖f‖²/λ²]ᵀ of inducing and other points."""
+        B = F.shape[0]
+        inverse, variance = (-log_lengthscale).exp(), (2 * log_height).exp()
+        inverse_s, cap = _share(inverse, B)[..., None, None], _share(2 * log_height, B)[..., None, None]
+        F = F * inverse_s
+        half_norms = (F * F).sum(-1, keepdim=True).mul_(-0.5)
+        P = torch.cat([F, half_norms, torch.ones_like(half_norms)], -1)
+        Q = torch.cat([F, torch.ones_like(half_norms), half_norms + cap], -1).mT.contiguous()
+        last = torch.addcmul(cap, tt[..., None, :], inverse_s * inverse_s, value=-0.5)
+        p = torch.cat([f * inverse_s, torch.ones_like(last), last], -2)
+        # Rounding may carry an exponent past the largest, that of a point with itself, and that one off.
+        K, k = ((P @ q).clamp_(max=cap).exp_() for q in (Q, p))
+        K.diagonal(dim1=-2, dim2=-1).copy_(_share(variance * (1 + jitter), B)[..., None])
+        return cls(P, Q, p, K, k, variance, inverse)
+
+    def pull_back(self, K_bar: Tensor, k_bar: Tensor, tt: Tensor, jitter: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of F, f, tt, log h and log λ from those of K and k, which are used up."""
+        P, Q, p, K, k, variance, inverse = self
+        B, c, R = P.shape[0], P.shape[-1] - 2, variance.shape[0]
+        diagonal = K_bar.diagonal(dim1=-2, dim2=-1)
+        traces = diagonal.sum(-1)
+        on_diagonal = diagonal * _share(variance, B)[..., None]
+        E = K_bar.mul_(K)
+        E.diagonal(dim1=-2, dim2=-1).copy_(on_diagonal)
+        e = k_bar.mul_(k)
+        Q_bar, p_bar = P.mT @ E, P.mT @ e
+        P_bar = (p @ e.mT).mT.baddbmm(E, Q.mT)
+        F = P[..., :c]
+        F_bar = P_bar[..., :c] + Q_bar[:, :c].mT
+        F_bar -= F * (P_bar[..., c] + Q_bar[:, c + 1])[..., None]
+        f_bar, last_bar = p_bar[:, :c], p_bar[:, c + 1]
+        inverse_s = _share(inverse, B)[..., None, None]
+        tt_bar = last_bar * (-0.5 * inverse_s * inverse_s)[..., 0]
+        by_height = last_bar.sum(-1) + Q_bar[:, c + 1].sum(-1) + _share(jitter * variance, B) * traces
+        by_lengthscale = (F * F_bar).sum((-2, -1)) + (p[:, :c] * f_bar).sum((-2, -1)) + 2 * (tt * tt_bar).sum(-1)
+        return F_bar * inverse_s, f_bar * inverse_s, tt_bar, 2 * _total(by_height, R), -_total(by_lengthscale, R)
+
+
+class _WishartStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        F: Tensor,
+        f: Tensor,
+        tt: Tensor,
+        log_height: Tensor,
+        log_lengthscale: Tensor,
+        jitter: Tensor,
+        rest: Tensor,
+        added: Tensor,
+        T: Tensor,
+        H: Tensor,
+        df: int,
+    ) -> tuple[Tensor, ...]:
+        B, M = F.shape[:2]
+        kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
+        J, half_logdet_K = _inverse_factor(kernel.K)[1:]
+        Psi = torch.addcmul(_share(added, B), kernel.K, _share(rest / df, B)[..., None, None])
+        C, C_inverse, half_logdet_Psi = _inverse_factor(Psi)
+        D = (J @ C).mul_(df**0.5)
+        DH = D @ _share(H, B)
+        F_w = (D @ T).mul_(df**-0.5)
+        a = J @ kernel.k
+        mean = (F_w.mT @ J) @ kernel.k
+        logdet = half_logdet_Psi - half_logdet_K + 0.5 * M * math.log(df)
+        ctx.save_for_backward(*kernel, tt, jitter, rest, T, J, C, C_inverse, D, DH, F_w, a)
+        ctx.df = df
+        return C @ T, mean, (a * a).sum(-2), (D * DH).sum((-2, -1)), logdet
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor, trace_bar: Tensor, logdet_bar: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        kernel = _KernelMatrices(*ctx.saved_tensors[:7])
+        tt, jitter, rest, T, J, C, C_inverse, D, DH, F_w, a = ctx.saved_tensors[7:]
+        B, R, root = T.shape[0], rest.shape[0], ctx.df**0.5
+        trace_bar = trace_bar[..., None, None]
+
+        # ‖a‖² and the means F_wᵀa, with a = Jk. Of J̄ no more is needed than J̄Jᵀ.
+        a_bar = a * (2 * explained_bar)[..., None, :]
+        F_w_bar = (mean_bar @ a.mT).mT
+        JJ_bar = (a_bar @ a.mT).baddbmm_(F_w, F_w_bar.mT)
+        k_bar = (J.mT @ a_bar).baddbmm_(J.mT @ F_w, mean_bar)
+
+        # tr(DHDᵀ) and F_w = DT/√ν, with D = √ν JC; F = CT. Of C̄ no more is needed than CᵀC̄.
+        D_bar = (DH * (2 * trace_bar)).baddbmm_(F_w_bar, T.mT, alpha=1 / root)
+        H_bar = _fold_samples(D, R).mT @ _fold_samples(D * trace_bar, R)
+        C_F_bar = C.mT @ F_bar
+        T_bar = C_F_bar.baddbmm(D.mT, F_w_bar, alpha=1 / root)
+        JJ_bar.baddbmm_(D_bar, D.mT)
+        CC_bar = (D.mT @ D_bar).baddbmm_(C_F_bar, T.mT)
+
+        # C Cᵀ = Ψ = (1 − q)K/ν + qVVᵀ.
+        Psi_bar = _pull_back_factor(C_inverse, CC_bar, logdet_bar)
+        rest_bar = _total((Psi_bar * kernel.K).sum((-2, -1)), R) / ctx.df
+        K_bar = _pull_back_factor(J, JJ_bar.neg_(), -logdet_bar)
+        K_bar.addcmul_(Psi_bar, _share(rest / ctx.df, B)[..., None, None])
+        below = kernel.pull_back(K_bar, k_bar, tt, jitter)
+        return *below, None, rest_bar, _total(Psi_bar, R), T_bar, H_bar, None
+
+
+class _OutputStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        F: Tensor,
+        f: Tensor,
+        tt: Tensor,
+        log_height: Tensor,
+        log_lengthscale: Tensor,
+        jitter: Tensor,
+        ell: Tensor,
+        v: Tensor,
+    ) -> tuple[Tensor, ...]:
+        B, columns = F.shape[0], v.shape[-1]
+        kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
+        ell_s = _share(ell, B)
+        K_ell = kernel.K @ ell_s
+        M = K_ell.shape[-1]
+        C = ell_s.mT @ K_ell
+        C.diagonal(dim1=-2, dim2=-1).add_(1)
+        _, H_inverse, half_logdet = _inverse_factor(C)
+        W = H_inverse @ ell_s.mT
+        z = W.mT @ (W @ _share(v, B))
+        trace = (H_inverse * H_inverse).sum((-2, -1)) - M
+        kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
+        b = W @ kernel.k
+        ctx.save_for_backward(*kernel, tt, jitter, ell, v, K_ell, H_inverse, W, z, b)
+        return z.mT @ kernel.k, (b * b).sum(-2), kl
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, mean_bar: Tensor, explained_bar: Tensor, kl_bar: Tensor) -> tuple[Tensor | None, ...]:
+        kernel = _KernelMatrices(*ctx.saved_tensors[:7])
+        tt, jitter, ell, v, K_ell, H_inverse, W, z, b = ctx.saved_tensors[7:]
+        B, R, columns = W.shape[0], ell.shape[0], v.shape[-1]
+        ell_s, v_s, weight = _share(ell, B), _share(v, B), kl_bar[..., None, None]
+
+        # ‖b‖² with b = Wk, and the means zᵀk.
+        b_bar = b * (2 * explained_bar)[..., None, :]
+        k_bar = (W.mT @ b_bar).baddbmm_(z, mean_bar)
+
+        # z = WᵀWv, which also enters the divergence, as ½zᵀKz.
+        z_bar = torch.addcmul((mean_bar @ kernel.k.mT).mT, kernel.K @ z, weight)
+        W_z_bar = W @ z_bar
+        W_bar = (b_bar @ kernel.k.mT).baddbmm_(W @ v_s, z_bar.mT) + W_z_bar @ v_s.mT
+        v_bar = _total(W.mT @ W_z_bar, R)
+
+        # W = H⁻¹ℓᵀ, where H Hᵀ = I + ℓᵀKℓ; and ½c‖H⁻¹‖² + cΣ log H_ii.
+        HH_bar = (W_bar @ W.mT).addcmul_(H_inverse @ H_inverse.mT, columns * weight).neg_()
+        C_bar = _pull_back_factor(H_inverse, HH_bar, columns * kl_bar)
+        C_bar += C_bar.mT.clone()
+        ell_bar = _total((W_bar.mT @ H_inverse).baddbmm_(K_ell, C_bar), R)
+        K_bar = (ell_s @ (C_bar @ ell_s.mT)).baddbmm_(weight * z, z.mT).mul_(0.5)
+        return *kernel.pull_back(K_bar, k_bar, tt, jitter), None, ell_bar, v_bar
+
+
+def _inverse_factor(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L, L⁻¹ and Σ log L_ii of K = L Lᵀ; the last is NaN where there is no factor, and takes that to the loss."""
+    L, info = torch.linalg.cholesky_ex(K, check_errors=False)
+    half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return L, inverse_tril(L), half_logdet.masked_fill_(info != 0, torch.nan)
+
+
+def _pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor) -> Tensor:
+    r"""A gradient of K = L Lᵀ, :math:`J^\top \Phi(L^\top\bar L - \bar J J^\top) J`.
+
+    See :func:`deepwishart.linalg.pull_back`. It is not symmetric, which makes no difference to what a symmetric K is
+    made from. ``inner`` is used up.
+    """
+    mask = torch.ones(inner.shape[-2:], dtype=inner.dtype, device=inner.device).tril_()
+    mask.diagonal().fill_(0.5)
+    inner.mul_(mask).diagonal(dim1=-2, dim2=-1).add_(0.5 * half_logdet_bar[..., None])
+    return L_inverse.mT @ (inner @ L_inverse)
+
+
+def _share(x: Tensor, B: int) -> Tensor:
+    """What samples share, (R, …), so that it broadcasts against (B, …)."""
+    R = x.shape[0]
+    return x[0] if R == 1 else x.repeat_interleave(B // R, 0)
+
+
+def _total(x: Tensor, R: int) -> Tensor:
+    """The sum over samples: (B, …) → (R, …)."""
+    return x.unflatten(0, (R, -1)).sum(1)
+
+
+def _fold_samples(x: Tensor, R: int) -> Tensor:
+    """(B, M, ·) → (R, samples · M, ·)."""
+    return x.reshape(R, -1, x.shape[-1])
