@@ -17,8 +17,10 @@ if TYPE_CHECKING:
         models,
         objectives,
         predictive,
+        training,
     )
     from deepwishart.models import deep_gaussian_process, deep_inverse_wishart_process, deep_wishart_process
+    from deepwishart.training import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,12 +37,15 @@ __all__ = [
     "models",
     "objectives",
     "predictive",
+    "train",
+    "training",
 ]
 
 _HOME = {
     "deep_gaussian_process": "models",
     "deep_inverse_wishart_process": "models",
     "deep_wishart_process": "models",
+    "train": "training",
 }
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "DeepKernelProcess",
     "OutputPrecision",
     "ProcessOutput",
+    "check_data",
     "deep_gaussian_process",
     "deep_inverse_wishart_process",
     "deep_wishart_process",
@@ -279,7 +280,7 @@ def _plan(
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} must be a torch tensor, got {type(tensor).__name__}. Use torch.as_tensor.")
     targets = targets[..., None] if targets.ndim == inputs.ndim - 1 else targets
-    _check_data(inputs, targets)
+    check_data(inputs, targets)
     if likelihood is not None and not isinstance(likelihood, Likelihood):
         raise ValueError(f"likelihood must come from deepwishart.likelihoods, such as Gaussian(), got {likelihood!r}.")
     if jitter is not None and not 0 <= jitter <= 1:
@@ -376,7 +377,8 @@ def _whole(name: str, value: Any) -> int:
     return integer
 
 
-def _check_data(inputs: Tensor, targets: Tensor) -> None:
+def check_data(inputs: Tensor, targets: Tensor) -> None:
+    """Refuse inputs and targets (*batch, N, outputs) that no model can be made for."""
     if inputs.ndim < 2 or 0 in inputs.shape:
         raise ValueError(f"inputs must have shape (*batch, N, D) without a zero, got {tuple(inputs.shape)}.")
     if inputs.dtype not in (torch.float32, torch.float64) or targets.dtype != inputs.dtype:

@@ -47,12 +47,14 @@ def value_and_gradients(model: DeepKernelProcess, X: Tensor, Y: Tensor) -> dict[
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 1)], ids=str)
 @pytest.mark.parametrize("width", [3, 7], ids=["narrow", "wider than M"])
-@pytest.mark.parametrize("method", ["gw", "a-gw", "ab-gw", "dgp"])
+@pytest.mark.parametrize("method", ["gw", "a-gw", "ab-gw", "a-gw whitened", "ab-gw whitened", "dgp"])
 def test_values_and_gradients_are_those_of_the_plain_layers(
     method: str, width: int, batch: tuple[int, ...], plainly: Callable[[], None]
 ) -> None:
     X, Y = normal(*batch, 12, 3), normal(*batch, 12, 2, seed=1)
-    model = build(method, X, Y, depth=4, num_inducing=5, widths=width)
+    method, *whitened = method.split()
+    options = {"initialisation": "whitened"} if whitened else {}
+    model = build(method, X, Y, depth=4, num_inducing=5, widths=width, **options)
     perturb(model)
     fast = value_and_gradients(model, X, Y)
     plainly()
@@ -79,6 +81,14 @@ def test_gradients_of_the_wishart_step(R: int, S: int) -> None:
         return fused._WishartStep.apply(*kernel, rest, V @ V.mT, T, root @ root.mT, 5)
 
     assert torch.autograd.gradcheck(step, (*kernel_arguments(R, S), *leaves(rest, V, T, normal(R, 4, 4))))
+
+
+@pytest.mark.parametrize(("R", "S"), [(1, 1), (1, 3), (2, 2)])
+def test_gradients_of_the_whitened_step(R: int, S: int) -> None:
+    def step(*arguments: Tensor) -> Any:
+        return fused._WhitenedStep.apply(*arguments, 5)
+
+    assert torch.autograd.gradcheck(step, (*kernel_arguments(R, S), *leaves(normal(R * S, 4, 3, seed=5))))
 
 
 @pytest.mark.parametrize(("R", "S"), [(1, 1), (1, 3), (2, 2)])

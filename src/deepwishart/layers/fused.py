@@ -1,4 +1,4 @@
-r"""The two costly steps of a deep Wishart process, each with a backward pass written by hand.
+r"""The costly steps of a deep Wishart process, each with a backward pass written by hand.
 
 With squared exponential kernels of features, all large matrices live inside a step: kernel blocks, their factors, and
 what is made from them. Autograd would keep dozens of them for every sample, and visit them in hundreds of small
@@ -24,7 +24,7 @@ from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel, SquaredExponential
 from deepwishart.linalg import inverse_tril
 
-__all__ = ["Fusable", "Layout", "fusable", "output_step", "wishart_step"]
+__all__ = ["Fusable", "Layout", "fusable", "output_step", "whitened_step", "wishart_step"]
 
 
 class Layout(NamedTuple):
@@ -110,6 +110,20 @@ def wishart_step(
         ``(B, columns, N)``; ‖a‖², shape ``(B, N)``; E[tr(S⁻¹G)] = tr(DHDᵀ), shape ``(B)``; and log|C| − log|L_S|.
     """
     return _WishartStep.apply(*kernel[1:], rest, added, T, second_moment, df)
+
+
+def whitened_step(kernel: Fusable, df: int, T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Features of the next layer whose rows are mixed by L_S itself, where S = K/ν: F = L_S T.
+
+    Args:
+        kernel: Of the layer below.
+        df: ν.
+        T: The Bartlett factor with rows and columns mixed, shape ``(B, M, columns)``.
+
+    Returns:
+        F, the conditional means and ‖a‖², as :func:`wishart_step`.
+    """
+    return _WhitenedStep.apply(*kernel[1:], T, df)
 
 
 def output_step(kernel: Fusable, ell: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,6 +258,47 @@ class _WishartStep(torch.autograd.Function):
         K_bar.addcmul_(Psi_bar, _share(rest / ctx.df, B)[..., None, None])
         below = kernel.pull_back(K_bar, k_bar, tt, jitter)
         return *below, None, rest_bar, _total(Psi_bar, R), T_bar, H_bar, None
+
+
+class _WhitenedStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        F: Tensor,
+        f: Tensor,
+        tt: Tensor,
+        log_height: Tensor,
+        log_lengthscale: Tensor,
+        jitter: Tensor,
+        T: Tensor,
+        df: int,
+    ) -> tuple[Tensor, ...]:
+        kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
+        L, J, half_logdet_K = _inverse_factor(kernel.K)
+        F_w = T * df**-0.5
+        a = J @ kernel.k
+        mean = (F_w.mT @ J) @ kernel.k
+        ctx.save_for_backward(*kernel, tt, jitter, L, J, F_w, a)
+        ctx.df = df
+        # The log-determinant is not needed, but knows of a failure.
+        failed = half_logdet_K.isnan()[..., None]
+        return L @ F_w, mean, (a * a).sum(-2).masked_fill_(failed, torch.nan)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor) -> tuple[Tensor | None, ...]:
+        kernel = _KernelMatrices(*ctx.saved_tensors[:7])
+        tt, jitter, L, J, F_w, a = ctx.saved_tensors[7:]
+
+        # F = L F_w, ‖a‖² and the means F_wᵀa, with a = Jk. Of L̄ and J̄ no more is needed than LᵀL̄ − J̄Jᵀ.
+        a_bar = a * (-2 * explained_bar)[..., None, :]
+        against_a = (mean_bar @ a.mT).mT
+        L_F_bar = L.mT @ F_bar
+        inner = (a_bar @ a.mT).baddbmm_(F_w, against_a.mT, alpha=-1).baddbmm_(L_F_bar, F_w.mT)
+        k_bar = (J.mT @ a_bar).neg_().baddbmm_(J.mT @ F_w, mean_bar)
+        K_bar = _pull_back_factor(J, inner, torch.zeros_like(tt[:, 0]))
+        below = kernel.pull_back(K_bar, k_bar, tt, jitter)
+        return *below, None, (L_F_bar + against_a) * ctx.df**-0.5, None
 
 
 class _OutputStep(torch.autograd.Function):

@@ -136,6 +136,12 @@ class WishartPosterior(nn.Module):
         rest = (-self.q_logit).sigmoid()  # 1 − q, without the zero that rounding makes of it
         return rest, q * (self.V @ self.V.mT)
 
+    @property
+    def whitened_scale(self) -> Cholesky:
+        """(1 − q) I + q V Vᵀ, factorised: Ψ in units of S."""
+        rest, added = self.scale_parts
+        return cholesky(add_to_diagonal(added, rest), jitter=0.0)
+
     def mixed_sample(self, bartlett: Bartlett, noise: BartlettNoise) -> tuple[Tensor, Tensor]:
         """A′TB, shape ``(*sample, *batch, M, r)``, and its second moment, shape ``(*batch, M, M)``.
 
@@ -157,7 +163,7 @@ class WishartPosterior(nn.Module):
         """chol(Ψ) and the logarithm of its determinant."""
         rest, added = self.scale_parts
         if self.whitened:
-            inner = cholesky(add_to_diagonal(added, rest), jitter=0.0)
+            inner = self.whitened_scale
             return prior.tril @ inner.tril, prior.half_logdet + inner.half_logdet
         Psi = cholesky(torch.addcmul(added, prior.matrix, rest[..., None, None]), jitter=0.0)
         return Psi.tril, Psi.half_logdet

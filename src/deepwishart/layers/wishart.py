@@ -12,9 +12,9 @@ from deepwishart.distributions.noise import standard_normal
 from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel
 from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, remaining_variance
-from deepwishart.layers.fused import Fusable, fusable, wishart_step
+from deepwishart.layers.fused import Fusable, fusable, whitened_step, wishart_step
 from deepwishart.layers.posterior import WishartPosterior
-from deepwishart.linalg import cholesky, columns_to_samples, samples_to_columns
+from deepwishart.linalg import cholesky, columns_to_samples, samples_to_columns, shared_matmul
 
 __all__ = ["WishartLayer", "WishartNoise"]
 
@@ -71,7 +71,7 @@ class WishartLayer(nn.Module):
     def forward(self, gram: AnyGram, noise: WishartNoise) -> LayerOutput:
         """Sample the next Gram matrix."""
         fused = fusable(self.kernel, gram, self.jitter)
-        if fused is not None and self.kl == "closed-form" and not self.posterior.whitened:
+        if fused is not None and self.kl == "closed-form":
             return self._fused(fused, self.kernel.tt(gram), noise)
         K = cholesky(self.kernel.ii(gram), self.jitter)
         S = K.divide(self.df)
@@ -93,19 +93,22 @@ class WishartLayer(nn.Module):
     def _fused(self, fused: Fusable, tt: Tensor, noise: WishartNoise) -> LayerOutput:
         """The same, in one step with its own backward pass."""
         layout, q = fused.layout, self.posterior
-        bartlett, (rest, added) = q.bartlett, q.scale_parts
+        bartlett = q.bartlett
         T, second_moment = q.mixed_sample(bartlett, noise.inducing)
         # Samples that the Gram matrix below does not have are columns.
         ndim = len(layout.sample_shape) + len(layout.batch_shape) + 2
-        results = wishart_step(
-            fused,
-            self.df,
-            layout.fold_shared(rest),
-            layout.fold_shared(added),
-            layout.fold(samples_to_columns(T, ndim)),
-            layout.fold_shared(second_moment),
-        )
-        F, mean, explained, trace, logdet = (layout.unfold(x) for x in results)
+        if q.whitened:
+            # L_S⁻¹A is the same for all samples, and so is the divergence.
+            inner = q.whitened_scale
+            T, trace = shared_matmul(inner.tril, T), (inner.tril * (inner.tril @ second_moment)).sum((-2, -1))
+            columns = layout.fold(samples_to_columns(T, ndim))
+            F, mean, explained = (layout.unfold(x) for x in whitened_step(fused, self.df, columns))
+            logdet = inner.half_logdet
+        else:
+            rest, added = (layout.fold_shared(x) for x in q.scale_parts)
+            columns = layout.fold(samples_to_columns(T, ndim))
+            results = wishart_step(fused, self.df, rest, added, columns, layout.fold_shared(second_moment))
+            F, mean, explained, trace, logdet = (layout.unfold(x) for x in results)
         F, mean = columns_to_samples(F, T, ndim), columns_to_samples(mean.mT, T, ndim).mT
         residual = remaining_variance(tt, self.jitter[..., None] * tt[..., :1], explained)
         f, G_tt = extend_wishart(mean, residual / self.df, noise.points)

@@ -1,0 +1,109 @@
+"""How to train: one frozen record that a checkpoint can hold."""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+__all__ = ["Schedule", "TrainingConfig"]
+
+Schedule = Literal["paper", "cosine", "plateau", "constant"]
+
+_FULL_BATCH_UP_TO = 2_048
+_BATCH = 1_024
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Everything that decides a run beside model, data and seed.
+
+    Attributes:
+        num_steps: Steps of Adam, at most.
+        num_samples: Posterior samples a step.
+        batch_size: Rows a step, drawn without replacement; by default all of up to 2,048, else 1,024.
+        learning_rate: To start from.
+        schedule: ``"paper"``, a tenth of it from half of the steps on; ``"cosine"``, down to a hundredth along a
+            cosine; ``"plateau"``, a tenth of it for a replica whose ELBO has stopped rising; or ``"constant"``.
+        annealing_steps: The KL divergence is weighted by a factor that rises from 0 to 1 over so many steps.
+        clip_norm: Largest norm of a replica's gradient (of the ELBO per datapoint); no limit by default.
+        check_every: Steps between two looks at the run: history, health, progress, callbacks, checkpoints.
+        plateau_patience: Checks without a better ELBO after which ``"plateau"`` lowers the learning rate.
+        early_stopping_patience: Checks without a better held-out log-likelihood after which a run ends.
+        max_recoveries: Times a replica is restored to its last good state before it is retired.
+        checkpoint_seconds: Time between two checkpoints.
+    """
+
+    num_steps: int = 5_000
+    num_samples: int = 10
+    batch_size: int | None = None
+    learning_rate: float = 1e-2
+    schedule: Schedule = "cosine"
+    annealing_steps: int = 1_000
+    clip_norm: float | None = None
+    check_every: int = 50
+    plateau_patience: int = 10
+    early_stopping_patience: int = 10
+    max_recoveries: int = 4
+    checkpoint_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_samples", "check_every", "plateau_patience", "early_stopping_patience"):
+            _require_whole(name, getattr(self, name), 1)
+        for name in ("annealing_steps", "max_recoveries"):
+            _require_whole(name, getattr(self, name), 0)
+        if self.batch_size is not None:
+            _require_whole("batch_size", self.batch_size, 1)
+        _require_positive("learning_rate", self.learning_rate)
+        if self.clip_norm is not None:
+            _require_positive("clip_norm", self.clip_norm)
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(f"checkpoint_seconds must be zero or more, got {self.checkpoint_seconds}.")
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}.")
+
+    @classmethod
+    def paper(cls, **changes: Any) -> "TrainingConfig":
+        """What O2023 states: 20,000 steps at 1e-2 and then 1e-3, annealed over 1,000, with 10 samples."""
+        return cls(**{"num_steps": 20_000, "schedule": "paper", **changes})
+
+    def rows_per_step(self, num_data: int) -> int:
+        """The size of a batch."""
+        if self.batch_size is None:
+            return num_data if num_data <= _FULL_BATCH_UP_TO else _BATCH
+        return min(self.batch_size, num_data)
+
+    def learning_rate_factors(self) -> list[float]:
+        """What the schedule makes of the learning rate at every step."""
+        if self.schedule == "paper":
+            return [1.0 if step < self.num_steps / 2 else 0.1 for step in range(self.num_steps)]
+        if self.schedule == "cosine":
+            turn = [math.cos(math.pi * step / self.num_steps) for step in range(self.num_steps)]
+            return [0.01 + 0.99 * 0.5 * (1 + c) for c in turn]
+        return [1.0] * self.num_steps
+
+    def kl_weights(self) -> list[float]:
+        """The weight of the KL divergence at every step."""
+        rise = max(1, self.annealing_steps)
+        return [min(1.0, step / rise) if self.annealing_steps else 1.0 for step in range(self.num_steps)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainingConfig":
+        """From :meth:`to_dict`."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(f"Unknown training options {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
+        return cls(**values)
+
+
+def _require_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be a positive number, got {value!r}.")

@@ -1,0 +1,128 @@
+"""One step of training, for all replicas at once and without a look at any value; on a GPU, one CUDA graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepwishart.models import DeepKernelProcess
+from deepwishart.objectives import elbo
+from deepwishart.training.adam import Adam
+from deepwishart.training.config import TrainingConfig
+from deepwishart.training.parameters import FlatParameters
+
+__all__ = ["TrainingStep"]
+
+_WARM_UP_STEPS = 3
+
+
+class TrainingStep:
+    """Draws a batch and noise, takes the gradient of the ELBO, and moves every replica whose gradient is finite.
+
+    Schedules are tables on the device that are read at the counter there, results are written into buffers: nothing is
+    copied to the host, and on a GPU the whole step is replayed as one graph.
+
+    Args:
+        model: To be trained.
+        flat: Its parameters.
+        X: Shape ``(*batch, N, D)``.
+        Y: Shape ``(*batch, N, outputs)``.
+        config: How to train.
+        generator: Source of randomness on the model's device.
+
+    Attributes:
+        counter: Steps taken, shape ``(1)``.
+        trace: ELBO per datapoint of the steps since the last check, shape ``(check_every, R)``.
+        active: Whether a replica is trained, shape ``(R)``.
+        failures: Steps in a row that a replica could not take, shape ``(R)``.
+        skipped: Steps since the last check that it could not take, shape ``(R)``.
+        rate_scale: What a replica's learning rate is multiplied by, shape ``(R)``.
+    """
+
+    def __init__(
+        self,
+        model: DeepKernelProcess,
+        flat: FlatParameters,
+        X: Tensor,
+        Y: Tensor,
+        config: TrainingConfig,
+        generator: torch.Generator,
+    ) -> None:
+        self.model, self.flat, self.X, self.Y, self.config, self.generator = model, flat, X, Y, config, generator
+        self.optimiser = Adam(flat.values)
+        self.num_data = X.shape[-2]
+        self.batch_size = config.rows_per_step(self.num_data)
+        R, like = flat.num_replicas, flat.values
+        self.rates = config.learning_rate * like.new_tensor(config.learning_rate_factors())
+        self.kl_weights = like.new_tensor(config.kl_weights())
+        self.counter = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.trace = like.new_zeros(config.check_every, R)
+        self.active = torch.ones(R, dtype=torch.bool, device=like.device)
+        self.failures = torch.zeros(R, dtype=torch.int64, device=like.device)
+        self.skipped = torch.zeros_like(self.failures)
+        self.rate_scale = like.new_ones(R)
+        self._graph: Any = None
+        self._warm_ups = 0
+
+    def __call__(self) -> None:
+        """Take one step."""
+        if self.X.device.type != "cuda":
+            self._take()
+        elif self._graph is not None:
+            self._graph.replay()
+        else:
+            self._take_on_side_stream()
+            if self._warm_ups == _WARM_UP_STEPS:
+                self._capture()
+
+    def learning_rates(self, step: int) -> Tensor:
+        """Of every replica at a step, shape ``(R)``."""
+        return self.rates[min(step, len(self.rates) - 1)] * self.rate_scale
+
+    def _take(self) -> None:
+        config = self.config
+        rate = self.rates.index_select(0, self.counter) * self.rate_scale
+        kl_weight = self.kl_weights.index_select(0, self.counter)
+        X, Y = self._draw_batch()
+        bound = elbo(self.model, X, Y, self.num_data, config.num_samples, kl_weight, self.generator)
+        bound = bound.reshape(-1) / self.num_data
+        gradient = self.flat.gradient(-bound.sum())
+        with torch.no_grad():
+            bound = bound.detach()
+            norm = gradient.norm(dim=-1)
+            healthy = bound.isfinite() & norm.isfinite() & self.active
+            if config.clip_norm is not None:
+                gradient *= (config.clip_norm / norm).clamp_max(1.0)[:, None]
+            self.optimiser.step(gradient, rate, healthy)
+            failed = ~healthy & self.active
+            self.failures.copy_(torch.where(failed, self.failures + 1, 0))
+            self.skipped += failed
+            position = self.counter % config.check_every
+            self.trace.index_copy_(0, position, bound[None])
+            self.counter += 1
+
+    def _draw_batch(self) -> tuple[Tensor, Tensor]:
+        """Rows without replacement, for each replica its own; all of them if the batch is the data."""
+        if self.batch_size == self.num_data:
+            return self.X, self.Y
+        *batch_shape, N, D = self.X.shape
+        keys = torch.rand(*batch_shape, N, device=self.X.device, generator=self.generator)
+        rows = keys.topk(self.batch_size, dim=-1, sorted=False).indices[..., None]
+        shape = (*batch_shape, self.batch_size)
+        return self.X.gather(-2, rows.expand(*shape, D)), self.Y.gather(-2, rows.expand(*shape, self.Y.shape[-1]))
+
+    def _take_on_side_stream(self) -> None:
+        """A step of its own right before the capture: what torch sets up on first use must not be captured."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._take()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._warm_ups += 1
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph):
+            self._take()
+        self._graph = graph
