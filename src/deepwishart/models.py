@@ -23,6 +23,7 @@ from deepwishart.layers import (
     WishartPosterior,
 )
 from deepwishart.layers.base import KLEstimator
+from deepwishart.layers.wishart import draw_ahead
 from deepwishart.likelihoods import Gaussian, Likelihood
 from deepwishart.linalg import cholesky, default_jitter
 
@@ -114,8 +115,9 @@ class DeepKernelProcess(nn.Module):
     def forward(self, X: Tensor, noise: tuple[Any, ...] = ()) -> ProcessOutput:
         """Marginals of the latent functions at the rows of X, and the divergences, for noise of :meth:`draw_noise`."""
         gram, kls = self.input_gram(X), []
-        for layer, layer_noise in zip(self.layers, noise, strict=True):
-            gram, kl = layer(gram, layer_noise)
+        draws = draw_ahead(self.layers, noise)
+        for layer, layer_noise, draw in zip(self.layers, noise, draws, strict=True):
+            gram, kl = layer(gram, layer_noise) if draw is None else layer(gram, layer_noise, draw)
             kls.append(kl)
         return ProcessOutput(self.output(gram), tuple(kls))
 

@@ -370,9 +370,8 @@ def _pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor)
     See :func:`deepwishart.linalg.pull_back`. It is not symmetric, which makes no difference to what a symmetric K is
     made from. ``inner`` is used up.
     """
-    mask = torch.ones(inner.shape[-2:], dtype=inner.dtype, device=inner.device).tril_()
-    mask.diagonal().fill_(0.5)
-    inner.mul_(mask).diagonal(dim1=-2, dim2=-1).add_(0.5 * half_logdet_bar[..., None])
+    diagonal = inner.tril_().diagonal(dim1=-2, dim2=-1)
+    diagonal.add_(half_logdet_bar[..., None]).mul_(0.5)
     return L_inverse.mT @ (inner @ L_inverse)
 
 

@@ -1,7 +1,8 @@
 """The variational posterior of a Wishart layer, and where it starts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from deepwishart.distributions import ABGeneralizedWishart, AGeneralizedWishart, GeneralizedWishart
 from deepwishart.distributions.bartlett import Bartlett, BartlettNoise, standard_concentration
 from deepwishart.distributions.bartlett_wishart import BartlettWishart, column_noise, mix_columns
+from deepwishart.distributions.gamma import GammaNoise
 from deepwishart.linalg import Cholesky, add_to_diagonal, cholesky, shared_matmul
 
-__all__ = ["INITIALISATIONS", "POSTERIORS", "Initialisation", "WishartPosterior"]
+__all__ = ["INITIALISATIONS", "POSTERIORS", "Draw", "Initialisation", "WishartPosterior", "draw_together"]
 
 POSTERIORS = ("gw", "a-gw", "ab-gw")
 
@@ -105,68 +107,145 @@ class WishartPosterior(nn.Module):
 
     def forward(self, prior: Cholesky) -> BartlettWishart:
         """The posterior, given the Cholesky factor of the prior's scale S."""
-        root, logabsdet = self._root(prior)
-        A_prime, B = self.row_mixing, self.column_mixing
+        q = self.tensors
+        root, logabsdet = q.root(prior)
+        A_prime, B = q.row_mixing, q.column_mixing
         if A_prime is None:
-            return GeneralizedWishart(self.df, root, *self._free, scale_tril_logabsdet=logabsdet, validate_args=False)
+            return GeneralizedWishart(self.df, root, *q.free, scale_tril_logabsdet=logabsdet, validate_args=False)
         A = root @ A_prime
         if B is None:
-            return AGeneralizedWishart(self.df, A, *self._free, row_mixing_logabsdet=logabsdet, validate_args=False)
-        return ABGeneralizedWishart(self.df, A, B, *self._free, row_mixing_logabsdet=logabsdet, validate_args=False)
-
-    @property
-    def bartlett(self) -> Bartlett:
-        """The law of T."""
-        return Bartlett(*self._free)
+            return AGeneralizedWishart(self.df, A, *q.free, row_mixing_logabsdet=logabsdet, validate_args=False)
+        return ABGeneralizedWishart(self.df, A, B, *q.free, row_mixing_logabsdet=logabsdet, validate_args=False)
 
     @property
     def row_mixing(self) -> Tensor | None:
         """A′, of determinant one, shape ``(*batch, M, M)``; ``None`` for the identity of GW."""
-        return None if self.family == "gw" else _UnitLU.apply(self.rows)
+        return self.tensors.row_mixing
 
     @property
     def column_mixing(self) -> Tensor | None:
         """B, unit lower triangular, shape ``(*batch, r, r)``; ``None`` for the identity of GW and A-GW."""
-        return _unit(self.columns.tril(-1)) if self.family == "ab-gw" else None
+        return self.tensors.column_mixing
+
+    @property
+    def tensors(self) -> "PosteriorTensors":
+        """The parameters, with all that is computed from them."""
+        return PosteriorTensors(
+            self.df,
+            self.whitened,
+            self.log_concentration,
+            self.log_rate,
+            self.loc,
+            self.log_scale,
+            self.V,
+            self.q_logit,
+            None if self.family == "gw" else self.rows,
+            self.columns if self.family == "ab-gw" else None,
+        )
+
+
+class Draw(NamedTuple):
+    """A sample of the part of a posterior that does not depend on the layer below.
+
+    Attributes:
+        T: A′TB, with A′ times the factor of Ψ in units of S where that is whitened, shape ``(*sample, *batch, M, r)``.
+        divergence: The part of the KL divergence that does not depend on the layer below, shape ``(*batch)``.
+        second_moment: E[A′TB(A′TB)ᵀ], shape ``(*batch, M, M)``.
+        rest: 1 − q, shape ``(*batch)``.
+        added: q V Vᵀ, shape ``(*batch, M, M)``.
+    """
+
+    T: Tensor
+    divergence: Tensor
+    second_moment: Tensor
+    rest: Tensor
+    added: Tensor
+
+
+class PosteriorTensors(NamedTuple):
+    """The parameters of a :class:`WishartPosterior`, or those of several alike with a dimension for them in front."""
+
+    df: int
+    whitened: bool
+    log_concentration: Tensor
+    log_rate: Tensor
+    loc: Tensor
+    log_scale: Tensor
+    V: Tensor
+    q_logit: Tensor
+    rows: Tensor | None
+    columns: Tensor | None
+
+    @property
+    def free(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """α, β, μ, σ."""
+        return self.log_concentration.exp(), self.log_rate.exp(), self.loc, self.log_scale.exp()
+
+    @property
+    def row_mixing(self) -> Tensor | None:
+        """A′."""
+        return None if self.rows is None else _UnitLU.apply(self.rows)
+
+    @property
+    def column_mixing(self) -> Tensor | None:
+        """B."""
+        return None if self.columns is None else _unit(self.columns.tril(-1))
 
     @property
     def scale_parts(self) -> tuple[Tensor, Tensor]:
         """1 − q, shape ``(*batch)``, and q V Vᵀ."""
-        q = self.q_logit.sigmoid()[..., None, None]
         rest = (-self.q_logit).sigmoid()  # 1 − q, without the zero that rounding makes of it
-        return rest, q * (self.V @ self.V.mT)
+        return rest, self.q_logit.sigmoid()[..., None, None] * (self.V @ self.V.mT)
 
-    @property
-    def whitened_scale(self) -> Cholesky:
-        """(1 − q) I + q V Vᵀ, factorised: Ψ in units of S."""
-        rest, added = self.scale_parts
-        return cholesky(add_to_diagonal(added, rest), jitter=0.0)
-
-    def mixed_sample(self, bartlett: Bartlett, noise: BartlettNoise) -> tuple[Tensor, Tensor]:
-        """A′TB, shape ``(*sample, *batch, M, r)``, and its second moment, shape ``(*batch, M, M)``.
-
-        The latter is E[A′TB(A′TB)ᵀ] = A′(E[TB]E[TB]ᵀ + diag(n))A′ᵀ, where n is the noise that reaches each row of TB.
-        """
-        A, B = self.row_mixing, self.column_mixing
-        T, (mean, variance) = mix_columns(bartlett.rsample(noise), B), bartlett.mean_and_variance
-        mean, n = mix_columns(mean, B), column_noise(variance, B)
-        if A is None:
-            return T, mean @ mean.mT + n.diag_embed()
-        mean = A @ mean
-        return shared_matmul(A, T), mean @ mean.mT + (A * n[..., None, :]) @ A.mT
-
-    @property
-    def _free(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.log_concentration.exp(), self.log_rate.exp(), self.loc, self.log_scale.exp()
-
-    def _root(self, prior: Cholesky) -> tuple[Tensor, Tensor]:
+    def root(self, prior: Cholesky) -> tuple[Tensor, Tensor]:
         """chol(Ψ) and the logarithm of its determinant."""
         rest, added = self.scale_parts
         if self.whitened:
-            inner = self.whitened_scale
+            inner = cholesky(add_to_diagonal(added, rest), jitter=0.0)
             return prior.tril @ inner.tril, prior.half_logdet + inner.half_logdet
         Psi = cholesky(torch.addcmul(added, prior.matrix, rest[..., None, None]), jitter=0.0)
         return Psi.tril, Psi.half_logdet
+
+    def draw(self, noise: BartlettNoise) -> Draw:
+        """A sample.
+
+        The second moment is A′(E[TB]E[TB]ᵀ + diag(n))A′ᵀ, where n is the noise that reaches each row of TB.
+        """
+        A, B = self.row_mixing, self.column_mixing
+        bartlett, (rest, added) = Bartlett(*self.free), self.scale_parts
+        T, (mean, variance) = mix_columns(bartlett.rsample(noise), B), bartlett.mean_and_variance
+        mean, n = mix_columns(mean, B), column_noise(variance, B)
+        divergence = bartlett.kl_to_base_measure(self.df)
+        if A is None:
+            second_moment = mean @ mean.mT + n.diag_embed()
+        else:
+            mean, T = A @ mean, shared_matmul(A, T)
+            second_moment = mean @ mean.mT + (A * n[..., None, :]) @ A.mT
+        if self.whitened:
+            # L_S⁻¹A is the same whatever S is, and so is the divergence.
+            inner = cholesky(add_to_diagonal(added, rest), jitter=0.0)
+            trace = (inner.tril * (inner.tril @ second_moment)).sum((-2, -1))
+            T, divergence = shared_matmul(inner.tril, T), divergence + 0.5 * trace - self.df * inner.half_logdet
+        return Draw(T, divergence, second_moment, rest, added)
+
+
+def draw_together(posteriors: Sequence[WishartPosterior], noises: Sequence[BartlettNoise]) -> list[Draw]:
+    """A sample of each posterior. Those of all layers are drawn in one pass where they have one form.
+
+    They do not depend on the layers below, and there are many small operations in a draw.
+    """
+    alike = {(q.family, q.df, q.whitened, q.loc.shape) for q in posteriors}
+    if len(alike) != 1 or len(posteriors) == 1:
+        return [q.tensors.draw(noise) for q, noise in zip(posteriors, noises, strict=True)]
+    first, *columns = zip(*(q.tensors[2:] for q in posteriors), strict=True)
+    stacked = [None if column[0] is None else torch.stack(column) for column in (first, *columns)]
+    q = PosteriorTensors(posteriors[0].df, posteriors[0].whitened, *stacked)  # type: ignore[arg-type]
+    # The layers come before the replicas, and samples before both.
+    at = noises[0].gaussian.ndim - posteriors[0].loc.ndim
+    normal, uniform = (torch.stack(x, at + 1) for x in zip(*(n.gamma[:2] for n in noises), strict=True))
+    gamma = GammaNoise(normal, uniform, torch.stack([n.gamma.boost for n in noises], at))
+    T, *others = q.draw(BartlettNoise(torch.stack([n.gaussian for n in noises], at), gamma))
+    return [Draw(*parts) for parts in zip(T.unbind(at), *(x.unbind(0) for x in others), strict=True)]
 
 
 class _UnitLU(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """The Wishart layer: G_ℓ | G_{ℓ−1} ~ Wishart(K(G_{ℓ−1})/ν, ν)."""
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +11,13 @@ from deepwishart.distributions import BartlettNoise, Wishart, extend_wishart, lo
 from deepwishart.distributions.bartlett_wishart import BartlettWishart
 from deepwishart.distributions.noise import standard_normal
 from deepwishart.gram import AnyGram, FeatureGram
-from deepwishart.kernels import Kernel
+from deepwishart.kernels import Kernel, SquaredExponential
 from deepwishart.layers.base import KLEstimator, LayerOutput, check_kl_estimator, remaining_variance
 from deepwishart.layers.fused import Fusable, fusable, whitened_step, wishart_step
-from deepwishart.layers.posterior import WishartPosterior
-from deepwishart.linalg import cholesky, columns_to_samples, samples_to_columns, shared_matmul
+from deepwishart.layers.posterior import Draw, WishartPosterior, draw_together
+from deepwishart.linalg import cholesky, columns_to_samples, samples_to_columns
 
-__all__ = ["WishartLayer", "WishartNoise"]
+__all__ = ["WishartLayer", "WishartNoise", "draw_ahead"]
 
 
 class WishartNoise(NamedTuple):
@@ -68,11 +69,18 @@ class WishartLayer(nn.Module):
         points = standard_normal((*shape, self.df, num_points), loc, generator)
         return WishartNoise(inducing, points)
 
-    def forward(self, gram: AnyGram, noise: WishartNoise) -> LayerOutput:
-        """Sample the next Gram matrix."""
+    def forward(self, gram: AnyGram, noise: WishartNoise, draw: Draw | None = None) -> LayerOutput:
+        """Sample the next Gram matrix.
+
+        Args:
+            gram: Of the layer below.
+            noise: From :meth:`draw_noise`.
+            draw: What :func:`draw_ahead` made of the noise, if it was called.
+        """
         fused = fusable(self.kernel, gram, self.jitter)
         if fused is not None and self.kl == "closed-form":
-            return self._fused(fused, self.kernel.tt(gram), noise)
+            draw = self.posterior.tensors.draw(noise.inducing) if draw is None else draw
+            return self._fused(fused, self.kernel.tt(gram), draw, noise.points)
         K = cholesky(self.kernel.ii(gram), self.jitter)
         S = K.divide(self.df)
         prior = Wishart(
@@ -90,29 +98,22 @@ class WishartLayer(nn.Module):
         f, G_tt = extend_wishart(mean, residual, noise.points)
         return LayerOutput(FeatureGram(F, f, G_tt), self._kl(prior, posterior, T, F))
 
-    def _fused(self, fused: Fusable, tt: Tensor, noise: WishartNoise) -> LayerOutput:
+    def _fused(self, fused: Fusable, tt: Tensor, draw: Draw, points: Tensor) -> LayerOutput:
         """The same, in one step with its own backward pass."""
-        layout, q = fused.layout, self.posterior
-        bartlett = q.bartlett
-        T, second_moment = q.mixed_sample(bartlett, noise.inducing)
+        layout, T, kl = fused.layout, draw.T, draw.divergence
         # Samples that the Gram matrix below does not have are columns.
         ndim = len(layout.sample_shape) + len(layout.batch_shape) + 2
-        if q.whitened:
-            # L_S⁻¹A is the same for all samples, and so is the divergence.
-            inner = q.whitened_scale
-            T, trace = shared_matmul(inner.tril, T), (inner.tril * (inner.tril @ second_moment)).sum((-2, -1))
-            columns = layout.fold(samples_to_columns(T, ndim))
+        columns = layout.fold(samples_to_columns(T, ndim))
+        if self.posterior.whitened:
             F, mean, explained = (layout.unfold(x) for x in whitened_step(fused, self.df, columns))
-            logdet = inner.half_logdet
         else:
-            rest, added = (layout.fold_shared(x) for x in q.scale_parts)
-            columns = layout.fold(samples_to_columns(T, ndim))
-            results = wishart_step(fused, self.df, rest, added, columns, layout.fold_shared(second_moment))
+            rest, added, second_moment = (layout.fold_shared(x) for x in (draw.rest, draw.added, draw.second_moment))
+            results = wishart_step(fused, self.df, rest, added, columns, second_moment)
             F, mean, explained, trace, logdet = (layout.unfold(x) for x in results)
+            kl = torch.add(kl + 0.5 * trace, logdet, alpha=-self.df)
         F, mean = columns_to_samples(F, T, ndim), columns_to_samples(mean.mT, T, ndim).mT
         residual = remaining_variance(tt, self.jitter[..., None] * tt[..., :1], explained)
-        f, G_tt = extend_wishart(mean, residual / self.df, noise.points)
-        kl = bartlett.kl_to_base_measure(self.df) + 0.5 * trace - self.df * logdet
+        f, G_tt = extend_wishart(mean, residual / self.df, points)
         return LayerOutput(FeatureGram(F, f, G_tt), kl)
 
     def _kl(self, prior: Wishart, posterior: BartlettWishart, T: Tensor, F: Tensor) -> Tensor:
@@ -121,3 +122,19 @@ class WishartLayer(nn.Module):
         if self.kl == "path-derivative":
             posterior = posterior.detach_bartlett()
         return -log_density_ratio(prior, posterior, T, F)
+
+
+def draw_ahead(layers: Iterable[nn.Module], noise: Sequence[Any]) -> list[Draw | None]:
+    """Samples of those layers' posteriors that use them, all at once: they do not depend on the layers below."""
+    layers = list(layers)
+    ready = [
+        index
+        for index, layer in enumerate(layers)
+        if isinstance(layer, WishartLayer)
+        and layer.kl == "closed-form"
+        and isinstance(layer.kernel, SquaredExponential)
+    ]
+    posteriors = [cast(WishartLayer, layers[index]).posterior for index in ready]
+    draws = draw_together(posteriors, [noise[index].inducing for index in ready]) if ready else []
+    found = dict(zip(ready, draws, strict=True))
+    return [found.get(index) for index in range(len(layers))]
