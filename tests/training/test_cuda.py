@@ -1,18 +1,30 @@
 """Training on a GPU: one graph, no synchronisation, the same results, and sick replicas left to themselves."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from deepwishart import train
+from deepwishart.models import DeepKernelProcess
 from deepwishart.training import Check, TrainingConfig
 from deepwishart.training.loop import Trainer
 from deepwishart.training.parameters import FlatParameters, flattened
-from tests.training.instances import data, model_for, parameters
+from tests.training import instances
+from tests.training.instances import data, parameters
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+def model_for(X: Tensor, Y: Tensor, method: str = "a-gw", **options: Any) -> DeepKernelProcess:
+    """Made on a CPU, so that it is the same on every device."""
+    return instances.model_for(X.cpu(), Y.cpu(), method, **options).to(X.device)
+
 
 CONFIG = TrainingConfig(num_steps=40, num_samples=3, annealing_steps=5, check_every=10)
 
@@ -85,7 +97,7 @@ def test_a_sick_replica_harms_no_other() -> None:
     assert found[1][1].isfinite().all()
 
 
-def test_resuming_on_a_gpu(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_resuming_on_a_gpu(tmp_path: Path) -> None:
     X, Y = (tensor.cuda() for tensor in data(2))
 
     def interrupt(check: Check) -> None:
