@@ -10,6 +10,8 @@ from deepwishart.likelihoods import one_component
 from deepwishart.models import DeepKernelProcess
 from deepwishart.predictive import Predictive
 
+_CHUNK_BYTES = 2**28
+
 __all__ = ["elbo", "predict", "predict_f", "predict_in_chunks", "predictive_log_likelihood"]
 
 
@@ -53,7 +55,7 @@ def predict_f(
     X: Tensor,
     num_samples: int = 100,
     generator: torch.Generator | None = None,
-    chunk_size: int = 10_000,
+    chunk_size: int | None = None,
 ) -> Predictive:
     """The latent functions at the rows of X: a mixture over posterior samples. See :func:`predict` for y."""
     marginals = _all_marginals(model, X, num_samples, generator, chunk_size)
@@ -66,7 +68,7 @@ def predict(
     X: Tensor,
     num_samples: int = 100,
     generator: torch.Generator | None = None,
-    chunk_size: int = 10_000,
+    chunk_size: int | None = None,
 ) -> Predictive:
     """The observations at the rows of X: a mixture over posterior samples.
 
@@ -78,7 +80,7 @@ def predict(
         X: Shape ``(*batch, N, D)``.
         num_samples: Posterior samples.
         generator: Source of randomness; the same seed gives the same predictions.
-        chunk_size: Rows in one pass.
+        chunk_size: Rows in one pass; by default as many as fit into a quarter of a gigabyte.
     """
     marginals = _all_marginals(model, X, num_samples, generator, chunk_size)
     with torch.no_grad():
@@ -90,7 +92,7 @@ def predict_in_chunks(
     X: Tensor,
     num_samples: int = 100,
     generator: torch.Generator | None = None,
-    chunk_size: int = 10_000,
+    chunk_size: int | None = None,
 ) -> Iterator[Predictive]:
     """:func:`predict`, a chunk of rows at a time, for tables whose samples would not fit into memory together."""
     for marginals in _marginals(model, X, num_samples, generator, chunk_size):
@@ -104,32 +106,42 @@ def predictive_log_likelihood(
     Y: Tensor,
     num_samples: int = 100,
     generator: torch.Generator | None = None,
-    chunk_size: int = 10_000,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """log p(y | data) of every row, by log-mean-exp over samples, shape ``(*batch, N)``."""
     _check_inputs(model, X, num_samples)
     Y = _check_targets(model, X, Y)
-    chunks = predict_in_chunks(model, X, num_samples, generator, chunk_size)
-    return torch.cat([p.log_prob(y) for p, y in zip(chunks, Y.split(chunk_size, -2), strict=True)], -1)
+    size = _chunk_size(model, num_samples, chunk_size)
+    chunks = predict_in_chunks(model, X, num_samples, generator, size)
+    return torch.cat([p.log_prob(y) for p, y in zip(chunks, Y.split(size, -2), strict=True)], -1)
 
 
 def _marginals(
-    model: DeepKernelProcess, X: Tensor, num_samples: int, generator: torch.Generator | None, chunk_size: int
+    model: DeepKernelProcess, X: Tensor, num_samples: int, generator: torch.Generator | None, chunk_size: int | None
 ) -> Iterator[Marginals]:
     """Marginals of the latent functions, a chunk of rows at a time, all under one noise."""
     _check_inputs(model, X, num_samples)
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
     noise = model.draw_noise(num_samples, 1, generator)
-    for rows in X.split(chunk_size, -2):
+    for rows in X.split(_chunk_size(model, num_samples, chunk_size), -2):
         with torch.no_grad():
             mean, variance, kl = model(rows, noise).marginals
         # A model of depth 1 is analytic: one sample stands for all.
         yield Marginals(mean, variance, kl) if model.layers else Marginals(mean[None], variance[None], kl[None])
 
 
+def _chunk_size(model: DeepKernelProcess, num_samples: int, chunk_size: int | None) -> int:
+    """Rows in one pass: it makes four matrices of inducing points by rows for every sample and replica."""
+    if chunk_size is None:
+        Z = model.inducing_inputs
+        bytes_a_row = 4 * Z.element_size() * num_samples * Z.shape[:-1].numel()
+        return max(1, _CHUNK_BYTES // bytes_a_row)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
+    return chunk_size
+
+
 def _all_marginals(
-    model: DeepKernelProcess, X: Tensor, num_samples: int, generator: torch.Generator | None, chunk_size: int
+    model: DeepKernelProcess, X: Tensor, num_samples: int, generator: torch.Generator | None, chunk_size: int | None
 ) -> Marginals:
     parts = list(_marginals(model, X, num_samples, generator, chunk_size))
     return Marginals(torch.cat([p.mean for p in parts], -2), torch.cat([p.variance for p in parts], -2), parts[0].kl)
