@@ -10,7 +10,7 @@ help:
 	@echo "make demo    draw the paper's probability plot into probability_plot.png"
 	@echo "make test    run the test suite, ruff and mypy"
 	@echo "make prove   run the long proofs, the mutants and the random starts, and write docs/proofs.md (hours)"
-	@echo "make bench   time the distributions against torch's"
+	@echo "make bench   time a training step against GPyTorch and the paper's algorithm, and the distributions (20 minutes)"
 	@echo "make clean   remove .venv and every cache"
 
 $(READY): pyproject.toml constraints.txt
@@ -34,6 +34,8 @@ prove: $(READY)
 	@$(BIN)/python -m tests.random_starts
 
 bench: $(READY)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
+	@PYTHONPATH=. $(BIN)/python benchmarks/step_time.py
 	@$(BIN)/python benchmarks/distributions.py
 
 clean:

@@ -58,7 +58,10 @@ def test_rooms_are_attributes() -> None:
         _ = deepwishart.nonsense
 
 
-def test_the_readmes_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_examples_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.S)
     assert blocks
     for block in blocks:

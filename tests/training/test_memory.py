@@ -58,7 +58,7 @@ def memory(code: str, *arguments: int) -> tuple[float, float]:
 
 
 def test_memory_stays_flat_over_a_run(proofs: Proofs) -> None:
-    steps = proofs.size(600, 20_000)
+    steps = proofs.size(600, 5_000)
     early, late = memory(TRAIN, steps)
     assert late - early < 16
     row = [f"{steps:,}", f"{early:.0f} MiB", f"{late:.0f} MiB"]

@@ -1,6 +1,8 @@
 """The loop: it learns, replicas are independent, options do what they say."""
 
 import copy
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -13,7 +15,7 @@ from deepwishart import deep_gaussian_process, train
 from deepwishart.layers.wishart import WishartNoise
 from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import elbo, predictive_log_likelihood
-from deepwishart.training import Check, TrainingConfig
+from deepwishart.training import Check, TrainingConfig, tensorboard
 from deepwishart.training.loop import Trainer
 from deepwishart.training.memory import memory_is_kept
 from deepwishart.training.parameters import FlatParameters
@@ -263,3 +265,28 @@ def test_noise_has_points_last() -> None:
     (first, _) = model_for(X, Y).draw_noise(3, 5)
     assert isinstance(first, WishartNoise)
     assert first.points.shape == (3, 2, 5)
+
+
+def test_tensorboard_gets_every_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the writer: TensorBoard is an optional extra."""
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == "logs"
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, float(value), step))
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    X, Y = data(2)
+    history = train(model_for(X, Y), X, Y, QUICK, held_out=(X, Y), callbacks=[tensorboard("logs")])
+    names = {f"{series}/replica-{r}" for series in ("elbo", "learning_rate", "held_out") for r in (0, 1)}
+    assert {name for name, _, _ in written} == names
+    assert ("held_out/replica-1", history.held_out[-1, 1], 20) in written
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"Install deepwishart\[tensorboard\]"):
+        tensorboard("logs")
