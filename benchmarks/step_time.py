@@ -2,11 +2,12 @@
 
     python benchmarks/step_time.py [--json FILE] [--device cuda] [--replicas 20] [--quick] [--no-scaling]
 
-Everything runs in one process, by turns, so that a slow minute of a shared machine is slow for all. GW, A-GW and AB-GW
-have the paper's Ψ = (1 − q)S + qVVᵀ; "whitened" is A-GW with Ψ in units of S. The arithmetic limit is the number of
-floating-point operations that a step of the paper's A-GW needs, over the rate of this machine's batched matrix product,
-plus the exponentials over their rate. A product costs 2mnk forward and twice that backward; a Cholesky factor with its
-inverse 2M³/3 and twice that. With S samples, and all in the first layer that does not depend on them counted once:
+Contestants take turns, so that a slow minute of a shared machine is slow for all; each has a process of its own, so
+that none profits from another's memory. GW, A-GW and AB-GW have the paper's Ψ = (1 − q)S + qVVᵀ; "whitened" is A-GW
+with Ψ in units of S. The arithmetic limit is the number of floating-point operations that a step of the paper's A-GW
+needs, over the rate of this machine's batched matrix product, plus the exponentials over their rate. A product costs
+2mnk forward and twice that backward; a Cholesky factor with its inverse 2M³/3 and twice that. With S samples, and all
+in the first layer that does not depend on them counted once:
 
     kernel blocks      6 M (M + N) (ν + 2)
     a = L⁻¹k           6 M² N
@@ -17,6 +18,7 @@ inverse 2M³/3 and twice that. With S samples, and all in the first layer that d
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import resource
@@ -40,14 +42,10 @@ from tests.reference import algorithm1
 
 # Rows of a training split and inputs of the UCI sets.
 SETS = {"yacht": (277, 6), "boston": (455, 13)}
+PEERS = ("textbook", "gpytorch")
 SAMPLES, INDUCING = 10, 100
 
 Step = Callable[[], None]
-
-
-def table(name: str, replicas: int, device: str) -> tuple[Tensor, Tensor]:
-    """Standardised numbers of a set's shape: a step costs the same whatever they are."""
-    return random_table(*SETS[name], replicas, device)
 
 
 def random_table(N: int, D: int, replicas: int, device: str) -> tuple[Tensor, Tensor]:
@@ -186,37 +184,84 @@ def limit_ms(X: Tensor, depth: int, rates: tuple[float, float], replicas: int = 
     return 1e3 * replicas * seconds
 
 
-def by_turns(steps: dict[str, Step], device: str, rounds: int, steps_a_round: int) -> dict[str, float]:
-    """Median milliseconds a step. On a CPU ours keep their memory between steps, as during a run."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
+class Contestant:
+    """A training step in a process of its own."""
+
+    def __init__(self, kind: str, shape: tuple[int, int, int], depth: int, device: str, **options: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, kind, shape, depth, device, options), daemon=True)
+        self.process.start()
+        self.is_there: bool = self.connection.recv()
+
+    def run(self, warm_up: int, steps: int) -> float:
+        """Seconds a step."""
+        self.connection.send((warm_up, steps))
+        seconds: float = self.connection.recv()
+        return seconds
+
+    def close(self) -> float:
+        """End the process; return its largest memory, in MiB."""
+        self.connection.send(None)
+        peak: float = self.connection.recv()
+        self.process.join()
+        return peak
+
+
+def _serve(
+    connection: Any, kind: str, shape: tuple[int, int, int], depth: int, device: str, options: dict[str, Any]
+) -> None:
+    N, D, replicas = shape
+    X, Y = random_table(N, D, replicas, device)
+    step: Step | None
+    if kind == "textbook":
+        step = textbook_step(X, Y, depth)
+    elif kind == "gpytorch":
+        step = gpytorch_step(X, Y, depth)
+    else:
+        step = our_step(kind, X, Y, depth, **options)
+    connection.send(step is not None)
+    # During a run our step keeps its memory.
+    with memory_is_kept() if kind not in ("textbook", "gpytorch") and device == "cpu" else nullcontext():
+        while (order := connection.recv()) is not None:
+            assert step is not None
+            for _ in range(order[0]):
+                step()
+            synchronise(device)
+            begun = time.perf_counter()
+            for _ in range(order[1]):
+                step()
+            synchronise(device)
+            connection.send((time.perf_counter() - begun) / order[1])
+    connection.send(peak_memory(device))
+
+
+def by_turns(contestants: dict[str, Contestant], device: str, rounds: int, steps: int) -> dict[str, float]:
+    """Median milliseconds a step."""
+    warm_up = 2 if device == "cpu" else 6
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for contestant in contestants.values():
+        contestant.run(10, 1)
     for _ in range(rounds):
-        for name, step in steps.items():
-            ours = name not in ("textbook", "gpytorch") and device == "cpu"
-            with memory_is_kept() if ours else nullcontext():
-                for _ in range(2 if device == "cpu" else 6):
-                    step()
-                synchronise(device)
-                begun = time.perf_counter()
-                for _ in range(steps_a_round):
-                    step()
-                synchronise(device)
-                times[name].append((time.perf_counter() - begun) / steps_a_round)
+        for name, contestant in contestants.items():
+            times[name].append(contestant.run(warm_up, steps))
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
-def compare(name: str, depth: int, device: str, replicas: int, rounds: int, steps_a_round: int) -> dict[str, Any]:
-    X, Y = table(name, replicas, device)
-    steps: dict[str, Step] = {"dgp": our_step("dgp", X, Y, depth)}
+def compare(name: str, depth: int, device: str, replicas: int, rounds: int, steps: int) -> dict[str, Any]:
+    shape = (*SETS[name], replicas)
+    field = {"dgp": Contestant("dgp", shape, depth, device)}
     for method in ("gw", "a-gw", "ab-gw"):
-        steps[method] = our_step(method, X, Y, depth, initialisation="prior")
-    steps["whitened"] = our_step("a-gw", X, Y, depth, initialisation="whitened")
+        field[method] = Contestant(method, shape, depth, device, initialisation="prior")
+    field["whitened"] = Contestant("a-gw", shape, depth, device, initialisation="whitened")
     if replicas == 1 and device == "cpu":
-        steps["textbook"] = textbook_step(X, Y, depth)
-        if (peer := gpytorch_step(X, Y, depth)) is not None:
-            steps["gpytorch"] = peer
-    found = by_turns(steps, device, rounds, steps_a_round)
-    row = {"set": name, "depth": depth, "replicas": replicas, "ms": found}
+        field |= {peer: Contestant(peer, shape, depth, device) for peer in PEERS}
+    field = {contestant: step for contestant, step in field.items() if step.is_there}
+    found = by_turns(field, device, rounds, steps)
+    memory = {contestant: step.close() for contestant, step in field.items()}
+    row = {"set": name, "depth": depth, "replicas": replicas, "ms": found, "peak_mib": memory}
     if device == "cpu":
+        X, _ = random_table(*SETS[name], 1, device)
         row["limit_ms"] = limit_ms(X, depth, measured_rates(X), replicas)
     return row
 
@@ -236,19 +281,17 @@ def scaling(device: str, rounds: int, steps_a_round: int) -> list[dict[str, Any]
     for quantity, values in varied.items():
         for value in values:
             q = {**usual, quantity: value}
-            X, Y = random_table(q["N"], q["nu"], q["R"], device)
-            step = our_step("a-gw", X, Y, q["depth"], q["S"], q["M"], initialisation="prior")
+            shape, options = (q["N"], q["nu"], q["R"]), {"num_samples": q["S"], "num_inducing": q["M"]}
+            step = Contestant("a-gw", shape, q["depth"], device, initialisation="prior", **options)
             ms = by_turns({"a-gw": step}, device, rounds, steps_a_round)["a-gw"]
-            rows.append({"quantity": quantity, "value": value, "ms": ms, "peak_mib": peak_memory(device)})
+            rows.append({"quantity": quantity, "value": value, "ms": ms, "peak_mib": step.close()})
     return rows
 
 
 def peak_memory(device: str) -> float:
-    """The largest memory of this process so far (of the device since the last call), in MiB."""
+    """The largest memory that this process has had, on a GPU that of the device, in MiB."""
     if device == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        return peak / 2**20
+        return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
@@ -274,10 +317,10 @@ def show(row: dict[str, Any]) -> None:
     ms, limit = row["ms"], row.get("limit_ms")
     print(f"\n{row['set']}, depth {row['depth']}, {row['replicas']} replica(s)")
     for name, value in ms.items():
-        against = [f"{ms[peer] / value:.2f}× faster than {peer}" for peer in ("textbook", "gpytorch") if peer in ms]
+        against = [f"{ms[peer] / value:.2f}× faster than {peer}" for peer in PEERS if peer in ms and peer != name]
         if limit is not None:
             against.append(f"{value / limit:.2f}× the limit of {limit:.1f} ms")
-        print(f"  {name:12s} {value:8.2f} ms   {', '.join(against)}")
+        print(f"  {name:12s} {value:8.2f} ms {row['peak_mib'][name]:6.0f} MiB   {', '.join(against)}")
 
 
 def main() -> None:
@@ -290,7 +333,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions")
     parser.add_argument("--no-scaling", action="store_true", help="leave out how cost grows")
     options = parser.parse_args()
-    rounds, steps_a_round = (3, 2) if options.quick else (15, 4)
+    rounds, steps_a_round = (3, 2) if options.quick else (11, 4)
     if options.device == "cuda":
         steps_a_round *= 10
     results: dict[str, Any] = {"machine": machine(options.device), "comparison": [], "scaling": []}
@@ -314,7 +357,6 @@ def main() -> None:
             print(f"  {row['quantity']:>5s} = {row['value']:<5d} {row['ms']:9.2f} ms   peak {row['peak_mib']:7.0f} MiB")
         exponents(results["scaling"])
         write()
-    print(f"\npeak memory {peak_memory(options.device):.0f} MiB")
 
 
 def exponents(rows: list[dict[str, Any]]) -> None:

@@ -123,7 +123,7 @@ def wishart_layer(
     q = layer.q_logit.sigmoid()
     A = torch.linalg.cholesky((1 - q) * S_ii + q * layer.V @ layer.V.mT)
     logdet_A = log_diagonal(A).sum(-1)
-    A = A @ unit(layer.lower.tril(-1)) @ unit(layer.upper.triu(1))
+    A = A @ (unit(layer.lower.tril(-1)) @ unit(layer.upper.triu(1)))
 
     # The Bartlett factor T and its log-densities under the posterior and under the standard Wishart.
     P, r = layer.mu.shape
