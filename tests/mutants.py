@@ -1,6 +1,6 @@
 """Break the mathematics on purpose and count how often the suite notices.
 
-    python -m tests.mutants [--only MODULE] [--every K] [--workers W]
+    python -m tests.mutants [--group GROUP] [--only MODULE] [--every K] [--workers W]
 
 A mutant is the library with one small change to one expression: a sign, an operator, a constant, a comparison, a
 transpose, a term left out. Messages and shape checks are not mutated. Each mutant runs in a forked process, where
@@ -30,11 +30,20 @@ from tests.proofs import PAGE, machine, write_section
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src"
 _DISTRIBUTIONS = "gamma bartlett mixing base bartlett_wishart wishart inverse_wishart kl conditional support".split()
-MODULES = ["deepwishart.linalg", *(f"deepwishart.distributions.{name}" for name in _DISTRIBUTIONS)]
+GROUPS = {
+    "distributions": ["deepwishart.linalg", *(f"deepwishart.distributions.{name}" for name in _DISTRIBUTIONS)],
+    "layers and training": [f"deepwishart.{name}" for name in ("layers.fused", "layers.posterior", "training.adam")],
+}
 _TESTS_OF_DISTRIBUTIONS = (
     "kl densities moments sampling gamma gradients conditional edge_cases support validation shapes".split()
 )
-QUICK_TESTS = ["tests/test_linalg.py", *(f"tests/distributions/test_{name}.py" for name in _TESTS_OF_DISTRIBUTIONS)]
+QUICK_TESTS = {
+    "distributions": [
+        "tests/test_linalg.py",
+        *(f"tests/distributions/test_{name}.py" for name in _TESTS_OF_DISTRIBUTIONS),
+    ],
+    "layers and training": ["tests/training/test_adam.py", "tests/layers/test_fused.py", "tests/layers/test_layers.py"],
+}
 SKIP = "not uci and not normalised"
 PATIENCE = 180.0
 
@@ -149,6 +158,11 @@ class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.mutant.source, str(_path(self.mutant.module)), "exec"), module.__dict__)
 
 
+def group_of(module: str) -> str:
+    """The group that a module belongs to."""
+    return next(group for group, modules in GROUPS.items() if module in modules)
+
+
 def _path(module: str) -> Path:
     return SOURCE / (module.replace(".", "/") + ".py")
 
@@ -167,7 +181,7 @@ def start(mutant: Mutant) -> int:
     code = 1
     try:
         options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-k", SKIP]
-        code = int(pytest.main([*options, *QUICK_TESTS]))
+        code = int(pytest.main([*options, *QUICK_TESTS[group_of(mutant.module)]]))
     finally:
         os._exit(code)
 
@@ -194,11 +208,11 @@ def survivors(mutants: list[Mutant], workers: int) -> list[Mutant]:
     return alive
 
 
-def report(mutants: list[Mutant], alive: list[Mutant]) -> str:
+def report(group: str, mutants: list[Mutant], alive: list[Mutant]) -> str:
     """A section for docs/proofs.md."""
     total, left = Counter(m.module for m in mutants), Counter(m.module for m in alive)
     lines = [
-        "## Mutants",
+        heading(group),
         "",
         f"{datetime.date.today().isoformat()}, {machine()}, `python -m tests.mutants`: {len(mutants)} mutants of the "
         f"mathematics, {len(mutants) - len(alive)} killed by the quick tests.",
@@ -215,16 +229,25 @@ def report(mutants: list[Mutant], alive: list[Mutant]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def heading(group: str) -> str:
+    """Of a group's section in docs/proofs.md."""
+    return f"## Mutants of {group}"
+
+
 def main() -> None:
-    """Run the mutants and add their section to docs/proofs.md."""
+    """Run the mutants and add their sections to docs/proofs.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--group", choices=list(GROUPS), help="one group of modules")
     parser.add_argument("--only", help="one module, such as distributions.kl")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--every", type=int, default=1, help="take every K-th mutant")
     arguments = parser.parse_args()
-    modules = [f"deepwishart.{arguments.only}"] if arguments.only else MODULES
-    mutants = [mutant for module in modules for mutant in mutants_of(module)][:: arguments.every]
-    print(f"{len(mutants)} mutants", flush=True)
+    groups = dict(GROUPS)
+    if arguments.group:
+        groups = {arguments.group: GROUPS[arguments.group]}
+    elif arguments.only:
+        module = f"deepwishart.{arguments.only}"
+        groups = {group_of(module): [module]}
 
     # Imported once, before the forks. The library itself must not be.
     import hypothesis  # noqa: F401
@@ -232,13 +255,22 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    unchanged = Mutant(modules[0], 0, "nothing", _path(modules[0]).read_text(encoding="utf-8"))
+    for group, modules in groups.items():
+        mutants = [mutant for module in modules for mutant in mutants_of(module)][:: arguments.every]
+        alive = try_all(mutants, arguments.workers)
+        print(f"{group}: {len(mutants) - len(alive)} of {len(mutants)} killed", flush=True)
+        if not arguments.only and arguments.every == 1:
+            write_section(PAGE, heading(group), report(group, mutants, alive))
+
+
+def try_all(mutants: list[Mutant], workers: int) -> list[Mutant]:
+    """The survivors among mutants of one group, after a look at whether the tests pass without any."""
+    print(f"{len(mutants)} mutants", flush=True)
+    module = mutants[0].module
+    unchanged = Mutant(module, 0, "nothing", _path(module).read_text(encoding="utf-8"))
     if not survivors([unchanged], 1):
         sys.exit("The quick tests fail on the unchanged library, so they can tell nothing about mutants.")
-    alive = survivors(mutants, arguments.workers)
-    print(f"{len(mutants) - len(alive)} of {len(mutants)} killed")
-    if not arguments.only and arguments.every == 1:
-        write_section(PAGE, "## Mutants", report(mutants, alive))
+    return survivors(mutants, workers)
 
 
 if __name__ == "__main__":
