@@ -188,3 +188,27 @@ def test_kernels_of_real_data_factorise_at_the_default_jitter(
     )
     identity = factor.tril_inverse @ factor.tril
     torch.testing.assert_close(identity, torch.eye(100, dtype=dtype), rtol=0, atol=2e-3)
+
+
+def test_a_factor_divided_is_the_factor_of_the_matrix_divided() -> None:
+    K = random_spd(4, (2,))
+    divided, expected = linalg.cholesky(K, 1e-3).divide(3.0), linalg.cholesky(K / 3.0, 1e-3)
+    for found, value in zip(divided, expected, strict=True):
+        torch.testing.assert_close(found, value)
+
+
+def test_the_gradient_of_a_factor_is_torchs() -> None:
+    K = random_spd(5, (3,)).requires_grad_()
+    weight = torch.randn(3, 5, 5, dtype=torch.float64)
+    ours = linalg.cholesky(K, 0.0)
+    L = torch.linalg.cholesky(K)
+    loss = (ours.tril * weight).sum() + (ours.tril_inverse * weight.mT).sum() + ours.half_logdet.sum()
+    theirs = (L * weight).sum() + (torch.linalg.inv(L) * weight.mT).sum() + 0.5 * torch.logdet(K).sum()
+    torch.testing.assert_close(torch.autograd.grad(loss, K), torch.autograd.grad(theirs, K))
+
+
+def test_samples_become_columns_and_columns_samples() -> None:
+    A, X = torch.randn(2, 4, 4, dtype=torch.float64), torch.randn(3, 2, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(linalg.shared_matmul(A, X), A @ X)
+    assert linalg.samples_to_columns(X, 3).shape == (2, 4, 15)
+    torch.testing.assert_close(linalg.columns_to_samples(linalg.samples_to_columns(X, 3), X, 3), X)

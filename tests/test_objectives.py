@@ -13,7 +13,7 @@ from deepwishart.likelihoods import Bernoulli, Categorical, HeteroscedasticGauss
 from deepwishart.models import (
     deep_wishart_process,
 )
-from deepwishart.objectives import elbo, predict, predict_in_chunks, predictive_log_likelihood
+from deepwishart.objectives import _chunk_size, elbo, predict, predict_in_chunks, predictive_log_likelihood
 from tests.distributions.instances import generator
 from tests.layers.instances import perturb
 from tests.model_instances import METHODS, build, data
@@ -144,3 +144,14 @@ def _to_gpu(noise: Any) -> Any:
         return noise.cuda()
     moved = [_to_gpu(part) for part in noise]
     return tuple(moved) if type(noise) is tuple else type(noise)(*moved)
+
+
+def test_chunks_are_small_where_a_likelihood_has_many_nodes() -> None:
+    """Ten classes by 128 nodes are more numbers a row than ten inducing points."""
+    X = torch.randn(30, 2, dtype=torch.float64)
+    many = build(
+        "gw", X, torch.arange(30.0, dtype=torch.float64)[:, None] % 10, likelihood=Categorical(10), num_inducing=10
+    )
+    few = build("gw", X, X[:, :1], num_inducing=10)
+    assert _chunk_size(many, 50, None) * 5 < _chunk_size(few, 50, None)
+    assert _chunk_size(many, 50, 7) == 7

@@ -12,7 +12,15 @@ from deepwishart.predictive import Predictive
 
 _CHUNK_BYTES = 2**28
 
-__all__ = ["elbo", "predict", "predict_f", "predict_in_chunks", "predictive_log_likelihood"]
+__all__ = [
+    "check_inputs",
+    "check_targets",
+    "elbo",
+    "predict",
+    "predict_f",
+    "predict_in_chunks",
+    "predictive_log_likelihood",
+]
 
 
 def elbo(
@@ -38,8 +46,8 @@ def elbo(
         kl_weight: w, for annealing.
         generator: Source of randomness.
     """
-    _check_inputs(model, X, num_samples)
-    Y = _check_targets(model, X, Y)
+    check_inputs(model, X, num_samples)
+    Y = check_targets(model, X, Y)
     if not X.shape[-2]:
         raise ValueError("A batch must have at least one row, got none.")
     noise = model.draw_noise(num_samples, X.shape[-2], generator)
@@ -109,8 +117,8 @@ def predictive_log_likelihood(
     chunk_size: int | None = None,
 ) -> Tensor:
     """log p(y | data) of every row, by log-mean-exp over samples, shape ``(*batch, N)``."""
-    _check_inputs(model, X, num_samples)
-    Y = _check_targets(model, X, Y)
+    check_inputs(model, X, num_samples)
+    Y = check_targets(model, X, Y)
     size = _chunk_size(model, num_samples, chunk_size)
     chunks = predict_in_chunks(model, X, num_samples, generator, size)
     return torch.cat([p.log_prob(y) for p, y in zip(chunks, Y.split(size, -2), strict=True)], -1)
@@ -120,7 +128,7 @@ def _marginals(
     model: DeepKernelProcess, X: Tensor, num_samples: int, generator: torch.Generator | None, chunk_size: int | None
 ) -> Iterator[Marginals]:
     """Marginals of the latent functions, a chunk of rows at a time, all under one noise."""
-    _check_inputs(model, X, num_samples)
+    check_inputs(model, X, num_samples)
     noise = model.draw_noise(num_samples, 1, generator)
     for rows in X.split(_chunk_size(model, num_samples, chunk_size), -2):
         with torch.no_grad():
@@ -130,11 +138,12 @@ def _marginals(
 
 
 def _chunk_size(model: DeepKernelProcess, num_samples: int, chunk_size: int | None) -> int:
-    """Rows in one pass: it makes four matrices of inducing points by rows for every sample and replica."""
+    """Rows in one pass, which makes some matrices of inducing points, or of a likelihood's nodes, by rows."""
     if chunk_size is None:
-        Z = model.inducing_inputs
-        bytes_a_row = 4 * Z.element_size() * num_samples * Z.shape[:-1].numel()
-        return max(1, _CHUNK_BYTES // bytes_a_row)
+        Z, likelihood = model.inducing_inputs, model.likelihood
+        nodes = likelihood.get_buffer("nodes").shape[0] * likelihood.num_latents(model.num_outputs)
+        numbers_a_row = 4 * num_samples * model.batch_shape.numel() * max(Z.shape[-2], nodes)
+        return max(1, _CHUNK_BYTES // (numbers_a_row * Z.element_size()))
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
     return chunk_size
@@ -147,7 +156,7 @@ def _all_marginals(
     return Marginals(torch.cat([p.mean for p in parts], -2), torch.cat([p.variance for p in parts], -2), parts[0].kl)
 
 
-def _check_inputs(model: DeepKernelProcess, X: Tensor, num_samples: int) -> None:
+def check_inputs(model: DeepKernelProcess, X: Tensor, num_samples: int) -> None:
     """Shapes alone: nothing here looks at a value, so nothing synchronises a device."""
     batch, D = tuple(model.batch_shape), model.inducing_inputs.shape[-1]
     if X.ndim < 2 or tuple(X.shape[:-2]) != batch or X.shape[-1] != D:
@@ -156,7 +165,7 @@ def _check_inputs(model: DeepKernelProcess, X: Tensor, num_samples: int) -> None
         raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
 
 
-def _check_targets(model: DeepKernelProcess, X: Tensor, Y: Tensor) -> Tensor:
+def check_targets(model: DeepKernelProcess, X: Tensor, Y: Tensor) -> Tensor:
     """Targets with a dimension for outputs, and one row for each of X's."""
     Y = Y[..., None] if Y.ndim == X.ndim - 1 else Y
     expected = (*X.shape[:-1], model.num_outputs)

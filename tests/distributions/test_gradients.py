@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributions.instances import ALL, CLASSES, SIZES, free_coordinates, make, parameters
+from deepwishart.distributions.bartlett import Bartlett, BartlettNoise
+from tests.distributions.instances import ALL, CLASSES, SIZES, free_coordinates, generator, make, parameters
 
 
 def from_free_coordinates(coordinates: Tensor, P: int, rank: int) -> Tensor:
@@ -105,3 +106,15 @@ def test_functional_transforms_work() -> None:
     several = torch.stack([alpha, 2 * alpha])
     expected = torch.stack([torch.func.grad(total)(row) for row in several])
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(several), expected)
+
+
+def test_gradients_of_a_draw_by_all_but_the_concentration() -> None:
+    """Under fixed noise a draw is smooth in the rest, so finite differences know its gradients."""
+    alpha, beta, loc, scale = (parameters("gw", 4, 2, batch=(3,))[n] for n in ("concentration", "rate", "loc", "scale"))
+    noise = BartlettNoise.draw(torch.Size((2, 3, 4, 2)), loc, generator(0))
+
+    def draw(beta: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        return Bartlett(alpha, beta, loc, scale).rsample(noise)
+
+    leaves = tuple(x.detach().clone().requires_grad_() for x in (beta, loc, scale))
+    assert torch.autograd.gradcheck(draw, leaves)

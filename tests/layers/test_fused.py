@@ -14,7 +14,7 @@ from deepwishart.layers import fused
 from deepwishart.layers.posterior import _UnitLU
 from deepwishart.linalg import _Factorise, column_norms
 from deepwishart.models import DeepKernelProcess
-from deepwishart.objectives import elbo
+from deepwishart.objectives import elbo, predict
 from tests.distributions.instances import generator
 from tests.layers.instances import perturb
 from tests.model_instances import build, data
@@ -122,6 +122,16 @@ def test_a_matrix_without_a_factor_makes_its_own_bound_nan_and_no_other() -> Non
     torch.testing.assert_close(bound[0].detach(), alone[0], rtol=0, atol=0)
     grads = torch.autograd.grad(bound.sum(), list(model.parameters()))
     assert all(grad[0].isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("initialisation", ["prior", "whitened"])
+def test_predictions_without_a_factor_do_not_look_like_results(initialisation: str) -> None:
+    X, Y = normal(60, 1), normal(60, 1, seed=1)
+    model = build("a-gw", X, Y, depth=2, num_inducing=60, jitter=0.0, initialisation=initialisation)
+    with torch.no_grad():
+        model.log_input_lengthscale.fill_(4.0)  # a kernel matrix of ones, to working precision
+    assert elbo(model, X, Y, num_samples=3, generator=generator(0)).isnan()
+    assert predict(model, X[:4], num_samples=3, generator=generator(0)).mean.isnan().all()
 
 
 @pytest.mark.parametrize("depth", [2, 4])

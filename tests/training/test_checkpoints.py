@@ -1,5 +1,6 @@
 """Checkpoints: a run that was broken off, at whatever moment, ends as if it had not been."""
 
+import dataclasses
 import json
 import os
 import random
@@ -139,14 +140,76 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     X, Y = data()
     path = tmp_path / "run.safetensors"
     train(model_for(X, Y), X, Y, QUICK, checkpoint=path)
-    with pytest.raises(CheckpointError, match="another configuration"):
-        train(model_for(X, Y), X, Y, TrainingConfig(num_steps=30), checkpoint=path, resume=True)
+    others = {
+        "configuration": (model_for(X, Y), X, TrainingConfig(num_steps=30), 0),
+        "model": (model_for(X, Y, depth=2), X, QUICK, 0),
+        "data set": (model_for(X, Y), X + 1, QUICK, 0),
+        "seed": (model_for(X, Y), X, QUICK, 1),
+    }
+    for what, (model, inputs, config, seed) in others.items():
+        with pytest.raises(CheckpointError, match=f"another {what}"):
+            train(model, inputs, Y, config, seed=seed, checkpoint=path, resume=True)
+    for options in ({"kernel": "matern-5/2"}, {"kl": "sampled"}, {"initialisation": "whitened"}):
+        with pytest.raises(CheckpointError, match="another model"):
+            train(model_for(X, Y, **options), X, Y, QUICK, checkpoint=path, resume=True)
+    frozen = model_for(X, Y)
+    frozen.inducing_inputs.requires_grad_(False)
     with pytest.raises(CheckpointError, match="another model"):
-        train(model_for(X, Y, depth=2), X, Y, QUICK, checkpoint=path, resume=True)
-    with pytest.raises(CheckpointError, match="other data"):
-        train(model_for(X, Y), X + 1, Y, QUICK, checkpoint=path, resume=True)
-    with pytest.raises(CheckpointError, match="other data"):
-        train(model_for(X, Y), X, Y, QUICK, seed=1, checkpoint=path, resume=True)
+        train(frozen, X, Y, QUICK, checkpoint=path, resume=True)
+
+
+def test_a_run_that_a_callback_ended_goes_on(tmp_path: Path) -> None:
+    X, Y = data()
+    whole, path = model_for(X, Y), tmp_path / "run.safetensors"
+    train(whole, X, Y, QUICK)
+    first = train(model_for(X, Y), X, Y, QUICK, checkpoint=path, callbacks=[lambda check: check.step >= 10])
+    assert first.stopped == "callback"
+    model = model_for(X, Y)
+    later = dataclasses.replace(QUICK, checkpoint_seconds=9.0)  # which does not change the result
+    assert train(model, X, Y, later, checkpoint=path, resume=True).stopped == "completed"
+    assert torch.equal(parameters(model), parameters(whole))
+
+
+def test_the_folder_is_made_and_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    X, Y = data()
+    path = tmp_path / "new" / "run.safetensors"
+    path.parent.mkdir()
+    (path.parent / f".{path.name}.123.part").write_bytes(b"half")
+    train(model_for(X, Y), X, Y, QUICK, checkpoint=path)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    train(model_for(X, Y), X, Y, QUICK, checkpoint=tmp_path / "other" / "run.safetensors")
+    with pytest.raises(CheckpointError, match="is a folder"):
+        train(model_for(X, Y), X, Y, QUICK, checkpoint=tmp_path)
+
+
+def test_a_full_disk_is_warned_of_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = data()
+    path, whole = tmp_path / "run.safetensors", model_for(X, Y)
+    train(whole, X, Y, QUICK)
+    replace = os.replace
+
+    def full(*arguments: Path) -> None:
+        if path.exists():
+            raise OSError("disk full")
+        replace(*arguments)
+
+    monkeypatch.setattr(os, "replace", full)
+    model = model_for(X, Y)
+    with pytest.warns(UserWarning, match="could not be written .disk full.; the old one stays"):
+        train(model, X, Y, QUICK, checkpoint=path)
+    assert torch.equal(parameters(model), parameters(whole))
+    assert read_checkpoint(path)[1]["num_steps"] == 0
+
+
+def test_wrong_arguments_leave_no_checkpoint(tmp_path: Path) -> None:
+    X, Y = data(2)
+    path, model = tmp_path / "run.safetensors", model_for(X, Y)
+    for inputs, targets in ((X[0], Y[0]), (X.float(), Y.float()), (X[..., :1], Y)):
+        with pytest.raises(ValueError, match="must have"):
+            train(model, inputs, targets, QUICK, checkpoint=path)
+        with pytest.raises(ValueError, match="must have"):
+            train(model, X, Y, QUICK, held_out=(inputs, targets), checkpoint=path)
+    assert not path.exists()
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

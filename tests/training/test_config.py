@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deepwishart.training import TrainingConfig
@@ -38,11 +39,14 @@ def test_small_data_are_one_batch() -> None:
     assert TrainingConfig(batch_size=100).rows_per_step(50) == 50
 
 
-def test_a_configuration_survives_a_file() -> None:
-    config = TrainingConfig(num_steps=7, clip_norm=2.0)
-    assert TrainingConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(ValueError, match="Unknown training options speed"):
-        TrainingConfig.from_dict({"speed": 9})
+def test_annealing_takes_a_fifth_of_a_short_run() -> None:
+    assert TrainingConfig(num_steps=100).kl_weights()[20] == 1
+    assert TrainingConfig(num_steps=100).kl_weights()[10] == 0.5
+    assert TrainingConfig(num_steps=20_000).steps_of_annealing == 1_000
+
+
+def test_numbers_of_any_kind_become_plain_ones() -> None:
+    assert type(TrainingConfig(learning_rate=np.float32(0.5)).learning_rate) is float  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deepwishart import train
+from deepwishart.likelihoods import Poisson
 from deepwishart.training import Check, History, TrainingConfig, TrainingError
 from deepwishart.training.health import diagnose
 from deepwishart.training.loop import Trainer
@@ -93,6 +94,69 @@ def test_a_replica_that_cannot_be_saved_is_retired_after_some_attempts() -> None
     assert history.retired == [1]
 
 
+def test_rare_troubles_are_forgotten() -> None:
+    """One every 125 steps: more in all than a replica is allowed, but each long after the one before."""
+    X, Y = data(2)
+    model = model_for(X, Y)
+
+    def corrupt(check: Check) -> None:
+        if check.step % 125 == 0:
+            with torch.no_grad():
+                check.model.get_parameter("layers.1.posterior.V")[1, 2, 3] = torch.nan
+
+    config = TrainingConfig(num_steps=500, num_samples=1, check_every=5, max_recoveries=1)
+    history = train(model, X, Y, config, callbacks=[corrupt])
+    assert [event.kind for event in history.events].count("recovered") == 3
+    assert not history.retired
+
+
+def test_a_replica_that_fails_most_of_its_steps_is_treated() -> None:
+    X, Y = data()
+    model = model_for(X, Y)
+    with flattened(model, model.batch_shape) as flat:
+        trainer = Trainer(model, flat, X, Y, CONFIG)
+        trainer.step.skipped.fill_(4)  # of five, the last of which was taken
+        trainer.health.check(5, 5, trainer.history)
+    assert [event.kind for event in trainer.history.events] == ["skipped", "recovered"]
+
+
+def test_jitter_is_never_lowered_and_where_it_cannot_be_raised_the_rate_is() -> None:
+    X, Y = data()
+    for jitter in (0.1, 1e-2):
+        model = model_for(X, Y, jitter=jitter)
+        with flattened(model, model.batch_shape) as flat:
+            trainer = Trainer(model, flat, X, Y, CONFIG)
+            with torch.no_grad():
+                model.get_parameter("layers.0.kernel.log_height").fill_(400.0)
+            trainer.step.failures.fill_(3)
+            trainer.health.check(5, 5, trainer.history)
+        assert model.get_buffer("layers.0.jitter").item() == pytest.approx(jitter)
+        assert trainer.step.rate_scale.item() == 0.5
+
+
+def test_plateau_leaves_the_retired_alone() -> None:
+    X, Y = data(2)
+    model = model_for(X, Y)
+    X[1, 0, 0] = torch.inf
+    config = TrainingConfig(
+        num_steps=60, num_samples=2, annealing_steps=0, check_every=5, schedule="plateau", plateau_patience=1
+    )
+    with flattened(model, model.batch_shape) as flat, pytest.warns(UserWarning, match="retired"):
+        history = Trainer(model, flat, X, Y, config).run()
+    assert {event.replica for event in history.events if event.kind == "learning-rate"} <= {0}
+
+
+def test_a_likelihood_that_overflows_is_named() -> None:
+    X, _ = data()
+    Y = torch.ones_like(X[:, :1])
+    model = model_for(X, Y, likelihood=Poisson())
+    with torch.no_grad():
+        model.get_parameter("output.posterior.v").fill_(1e4)
+        model.get_parameter("output.posterior.precision_root").mul_(1e2)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert diagnose(model, X, Y, shapes, 0).place == "the likelihood"
+
+
 def test_the_learning_rate_is_lowered_for_the_sick_replica_alone() -> None:
     history, _ = run("parameter")
     check = history.check_steps.index(20)
@@ -121,6 +185,8 @@ def test_a_run_without_survivors_ends_with_an_error_that_says_what_to_do() -> No
     ):
         Trainer(model, flat, X, Y, CONFIG).run()
     assert raised.value.history.retired == [0]
+    assert raised.value.history.stopped == "retired"
+    assert raised.value.history.num_steps == 5
     assert torch.equal(parameters(model), before)
 
 

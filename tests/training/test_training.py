@@ -206,6 +206,15 @@ def test_early_stopping_keeps_the_best() -> None:
         assert score[r].item() == pytest.approx(scored[:, r].max(), abs=1e-3)
 
 
+def test_a_run_that_ends_while_annealing_keeps_what_it_learned() -> None:
+    X, Y = data()
+    model, plain = model_for(X, Y), model_for(X, Y)
+    config = TrainingConfig(num_steps=10, num_samples=2, annealing_steps=50, check_every=5)
+    train(plain, X, Y, config)
+    train(model, X, Y, config, held_out=(X, Y))
+    assert torch.equal(parameters(model), parameters(plain))
+
+
 def test_callbacks_see_the_run_and_may_end_it() -> None:
     X, Y = data()
     seen: list[int] = []

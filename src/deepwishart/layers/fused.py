@@ -76,7 +76,7 @@ class Fusable(NamedTuple):
 
 def fusable(kernel: Kernel, gram: AnyGram, jitter: Tensor) -> Fusable | None:
     """The kernel as the steps take it, or ``None`` if it is another one, or not of features."""
-    if not (isinstance(kernel, SquaredExponential) and isinstance(gram, FeatureGram)):
+    if type(kernel) is not SquaredExponential or not isinstance(gram, FeatureGram):
         return None
     layout = Layout(gram.inducing.shape[: gram.inducing.ndim - 2 - jitter.ndim], jitter.shape)
     return Fusable(
@@ -225,7 +225,7 @@ class _WishartStep(torch.autograd.Function):
         logdet = half_logdet_Psi - half_logdet_K + 0.5 * M * math.log(df)
         ctx.save_for_backward(*kernel, tt, jitter, rest, T, J, C, C_inverse, D, DH, F_w, a)
         ctx.df = df
-        return C @ T, mean, (a * a).sum(-2), (D * DH).sum((-2, -1)), logdet
+        return C @ T, mean, _known(a, logdet), (D * DH).sum((-2, -1)), logdet
 
     @staticmethod
     @once_differentiable
@@ -280,9 +280,7 @@ class _WhitenedStep(torch.autograd.Function):
         mean = (F_w.mT @ J) @ kernel.k
         ctx.save_for_backward(*kernel, tt, jitter, L, J, F_w, a)
         ctx.df = df
-        # The log-determinant is not needed, but knows of a failure.
-        failed = half_logdet_K.isnan()[..., None]
-        return L @ F_w, mean, (a * a).sum(-2).masked_fill_(failed, torch.nan)
+        return L @ F_w, mean, _known(a, half_logdet_K)
 
     @staticmethod
     @once_differentiable
@@ -328,7 +326,7 @@ class _OutputStep(torch.autograd.Function):
         kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
         b = W @ kernel.k
         ctx.save_for_backward(*kernel, tt, jitter, ell, v, K_ell, H_inverse, W, z, b)
-        return z.mT @ kernel.k, (b * b).sum(-2), kl
+        return z.mT @ kernel.k, _known(b, half_logdet), kl
 
     @staticmethod
     @once_differentiable
@@ -362,6 +360,11 @@ def _inverse_factor(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     L, info = torch.linalg.cholesky_ex(K, check_errors=False)
     half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return L, inverse_tril(L), half_logdet.masked_fill_(info != 0, torch.nan)
+
+
+def _known(a: Tensor, half_logdet: Tensor) -> Tensor:
+    """‖a_t‖², NaN where there is no factor: what is made of it must not look like a result."""
+    return (a * a).sum(-2).masked_fill_(half_logdet.isnan()[..., None], torch.nan)
 
 
 def _pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor) -> Tensor:

@@ -130,9 +130,7 @@ def draw_ahead(layers: Iterable[nn.Module], noise: Sequence[Any]) -> list[Draw |
     ready = [
         index
         for index, layer in enumerate(layers)
-        if isinstance(layer, WishartLayer)
-        and layer.kl == "closed-form"
-        and isinstance(layer.kernel, SquaredExponential)
+        if isinstance(layer, WishartLayer) and layer.kl == "closed-form" and type(layer.kernel) is SquaredExponential
     ]
     posteriors = [cast(WishartLayer, layers[index]).posterior for index in ready]
     draws = draw_together(posteriors, [noise[index].inducing for index in ready]) if ready else []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CheckpointError", "fingerprint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["CheckpointError", "fingerprint", "prepare_checkpoint", "read_checkpoint", "write_checkpoint"]
 
 _FORMAT = "deepwishart-checkpoint"
 _VERSION = 1
@@ -35,6 +35,15 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], record: dict[str, A
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def prepare_checkpoint(path: Path) -> None:
+    """Make the folder, and clear away what a killed process was writing."""
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder. Give the path of a file in it, such as {path / 'run.safetensors'}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for rubbish in path.parent.glob(f".{path.name}.*.part"):
+        rubbish.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """How to train: one frozen record that a checkpoint can hold."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 __all__ = ["Schedule", "TrainingConfig"]
@@ -23,7 +23,8 @@ class TrainingConfig:
         learning_rate: To start from.
         schedule: ``"paper"``, a tenth of it from half of the steps on; ``"cosine"``, down to a hundredth along a
             cosine; ``"plateau"``, a tenth of it for a replica whose ELBO has stopped rising; or ``"constant"``.
-        annealing_steps: The KL divergence is weighted by a factor that rises from 0 to 1 over so many steps.
+        annealing_steps: The KL divergence is weighted by a factor that rises from 0 to 1 over so many steps; by default
+            a fifth of the run, and at most 1,000.
         clip_norm: Largest norm of a replica's gradient (of the ELBO per datapoint); no limit by default.
         check_every: Steps between two looks at the run: history, health, progress, callbacks, checkpoints.
         plateau_patience: Checks without a better ELBO after which ``"plateau"`` lowers the learning rate.
@@ -37,7 +38,7 @@ class TrainingConfig:
     batch_size: int | None = None
     learning_rate: float = 1e-2
     schedule: Schedule = "cosine"
-    annealing_steps: int = 1_000
+    annealing_steps: int | None = None
     clip_norm: float | None = None
     check_every: int = 50
     plateau_patience: int = 10
@@ -48,13 +49,15 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("num_steps", "num_samples", "check_every", "plateau_patience", "early_stopping_patience"):
             _require_whole(name, getattr(self, name), 1)
-        for name in ("annealing_steps", "max_recoveries"):
-            _require_whole(name, getattr(self, name), 0)
+        _require_whole("max_recoveries", self.max_recoveries, 0)
+        if self.annealing_steps is not None:
+            _require_whole("annealing_steps", self.annealing_steps, 0)
         if self.batch_size is not None:
             _require_whole("batch_size", self.batch_size, 1)
-        _require_positive("learning_rate", self.learning_rate)
-        if self.clip_norm is not None:
-            _require_positive("clip_norm", self.clip_norm)
+        for name in ("learning_rate", "clip_norm"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+                object.__setattr__(self, name, float(getattr(self, name)))
         if not self.checkpoint_seconds >= 0:
             raise ValueError(f"checkpoint_seconds must be zero or more, got {self.checkpoint_seconds}.")
         if self.schedule not in get_args(Schedule):
@@ -82,21 +85,17 @@ class TrainingConfig:
 
     def kl_weights(self) -> list[float]:
         """The weight of the KL divergence at every step."""
-        rise = max(1, self.annealing_steps)
-        return [min(1.0, step / rise) if self.annealing_steps else 1.0 for step in range(self.num_steps)]
+        rise = self.steps_of_annealing
+        return [min(1.0, step / rise) if rise else 1.0 for step in range(self.num_steps)]
+
+    @property
+    def steps_of_annealing(self) -> int:
+        """After so many steps the KL divergence has its full weight."""
+        return min(1_000, self.num_steps // 5) if self.annealing_steps is None else self.annealing_steps
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "TrainingConfig":
-        """From :meth:`to_dict`."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"Unknown training options {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
-        return cls(**values)
 
 
 def _require_whole(name: str, value: Any, least: int) -> None:

@@ -41,7 +41,8 @@ class History:
         check_steps: Steps at which the run was checked.
         events: In order.
         retired: Replicas that could not be saved; they keep their last good state.
-        stopped: Why the run ended: ``"completed"``, ``"early-stopping"``, ``"callback"`` or ``"retired"``.
+        stopped: ``"running"``, and then why the run ended: ``"completed"``, ``"early-stopping"``, ``"callback"`` or
+            ``"retired"``.
     """
 
     elbo: np.ndarray
@@ -50,7 +51,7 @@ class History:
     check_steps: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     retired: list[int] = field(default_factory=list)
-    stopped: str = "completed"
+    stopped: str = "running"
 
     @classmethod
     def of(cls, num_replicas: int) -> "History":

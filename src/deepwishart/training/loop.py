@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from deepwishart.models import DeepKernelProcess, check_data
-from deepwishart.objectives import predictive_log_likelihood
+from deepwishart.objectives import check_inputs, check_targets, predictive_log_likelihood
 from deepwishart.training.callbacks import Callback, Check
-from deepwishart.training.checkpoint import CheckpointError, fingerprint, read_checkpoint, write_checkpoint
+from deepwishart.training.checkpoint import (
+    CheckpointError,
+    fingerprint,
+    prepare_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from deepwishart.training.config import TrainingConfig
 from deepwishart.training.health import Health, TrainingError
 from deepwishart.training.history import History
@@ -51,7 +57,7 @@ def train(
         config: How to train.
         seed: Of batches and noise. One seed gives the same run on the same machine.
         held_out: Inputs and targets whose predictive log-likelihood ends the run when it has stopped rising; every
-            replica then has the parameters that were best by it.
+            replica then has the parameters that were best by it since the KL divergence has its full weight.
         checkpoint: A file to write the state of the run to, from time to time and at the end.
         resume: Go on from that file if it is there; on a CPU the result is that of a run without a break, bit for bit.
         progress: Whether to show a progress bar; by default on a terminal.
@@ -64,14 +70,28 @@ def train(
         TrainingError: If no replica could be saved; the model keeps the last good state.
         CheckpointError: If the checkpoint is there and ``resume`` is not set, or it belongs to another run.
     """
-    Y = Y[..., None] if Y.ndim == X.ndim - 1 else Y
-    for x, y in ((X, Y), *([held_out] if held_out else [])):
-        check_data(x, y[..., None] if y.ndim == x.ndim - 1 else y)
-    model.likelihood.check_targets(Y)
+    Y = _validated(model, X, Y)
+    if held_out is not None:
+        held_out = (held_out[0], _validated(model, *held_out))
     with flattened(model, model.batch_shape) as flat:
         return Trainer(model, flat, X, Y, config or TrainingConfig(), seed, held_out).run(
             None if checkpoint is None else Path(checkpoint), resume, progress, callbacks
         )
+
+
+def _validated(model: DeepKernelProcess, X: Tensor, Y: Tensor) -> Tensor:
+    """Targets with a dimension for outputs, after a look at whether they and the inputs suit the model."""
+    check_inputs(model, X, 1)
+    Y = check_targets(model, X, Y)
+    check_data(X, Y)
+    Z = model.inducing_inputs
+    if (X.dtype, X.device) != (Z.dtype, Z.device):
+        raise ValueError(
+            f"The data must have the model's dtype and device, {Z.dtype} on {Z.device}, got {X.dtype} on {X.device}. "
+            f"Move them with .to(…)."
+        )
+    model.likelihood.check_targets(Y)
+    return Y
 
 
 class Trainer:
@@ -103,6 +123,7 @@ class Trainer:
         self.health = Health(self.step, config.max_recoveries)
         self.history = History.of(flat.num_replicas)
         self.num_steps = 0
+        self._digests: dict[str, Any] | None = None
         self.plateau = _Best(flat.values)
         self.early = _Best(flat.values)
         self.best_values = flat.values.clone() if held_out is not None else None
@@ -115,10 +136,8 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> History:
         """Train to the end."""
-        if checkpoint is not None and checkpoint.exists():
-            if not resume:
-                raise CheckpointError(f"{checkpoint} exists. Pass resume=True to go on with it, or move it away.")
-            self._restore(*read_checkpoint(checkpoint))
+        if checkpoint is not None:
+            self._open(checkpoint, resume)
         self._last_state = self._state()
         on_cpu = self.flat.values.device.type == "cpu"
         try:
@@ -129,11 +148,13 @@ class Trainer:
         except BaseException:
             # Whatever broke in the middle of a step, the last check left a whole state.
             self._restore(*self._last_state)
-            if checkpoint is not None:
-                write_checkpoint(checkpoint, *self._last_state)
+            self._write(checkpoint)
             raise
+        if self.history.stopped == "running":
+            self.history.stopped = "completed"
         if self.best_values is not None:
-            self.flat.values.copy_(self.best_values)
+            scored = self.early.best.isfinite()  # a run that ends while the KL is annealed has no scores that count
+            self.flat.values[scored] = self.best_values[scored]
         if self.history.retired:
             warnings.warn(self._describe_retired(), stacklevel=3)
         return self.history
@@ -148,14 +169,36 @@ class Trainer:
             self._check(chunk, callbacks)
             bar.update(self.history, (self.num_steps - steps_before) / max(1e-9, time.monotonic() - begun))
             self._last_state = self._state()
-            is_due = self._has_ended or time.monotonic() - written >= self.config.checkpoint_seconds
-            if checkpoint is not None and is_due:
-                write_checkpoint(checkpoint, *self._last_state)
+            if self._has_ended or time.monotonic() - written >= self.config.checkpoint_seconds:
+                self._write(checkpoint)
                 written = time.monotonic()
 
     @property
     def _has_ended(self) -> bool:
-        return self.num_steps >= self.config.num_steps or self.history.stopped != "completed"
+        return self.num_steps >= self.config.num_steps or self.history.stopped != "running"
+
+    def _open(self, checkpoint: Path, resume: bool) -> None:
+        """Go on from a checkpoint, or write a first one, which shows that it can be."""
+        prepare_checkpoint(checkpoint)
+        if not checkpoint.exists():
+            write_checkpoint(checkpoint, *self._state())
+        elif resume:
+            self._restore(*read_checkpoint(checkpoint))
+            if self.history.stopped == "callback":
+                self.history.stopped = "running"
+        else:
+            raise CheckpointError(f"{checkpoint} exists. Pass resume=True to go on with it, or move it away.")
+
+    def _write(self, checkpoint: Path | None) -> None:
+        """Write the state of the last check. A full disk is no reason to end a run: it is tried again later."""
+        if checkpoint is None:
+            return
+        try:
+            write_checkpoint(checkpoint, *self._last_state)
+        except OSError as error:
+            warnings.warn(
+                f"The checkpoint {checkpoint} could not be written ({error}); the old one stays.", stacklevel=2
+            )
 
     def _check(self, chunk: int, callbacks: Sequence[Callback]) -> None:
         """Look at the run, and take note if it should end."""
@@ -163,10 +206,15 @@ class Trainer:
         self.num_steps += chunk
         trace = self.step.trace[first : first + chunk].clone()
         rates = self.step.learning_rates(self.num_steps - 1)
-        self.health.check(self.num_steps, self.history)
+        try:
+            self.health.check(self.num_steps, chunk, self.history)
+        except TrainingError:
+            self.history.add_check(self.num_steps, trace, rates, None)
+            self.history.stopped = "retired"
+            raise
         score = self._held_out_score()
         self.history.add_check(self.num_steps, trace, rates, score)
-        if self.num_steps > self.config.annealing_steps:
+        if self.num_steps > self.config.steps_of_annealing:
             if self.config.schedule == "plateau":
                 self._lower_rates(trace.nanmean(0))
             if score is not None and self._has_stopped_improving(score):
@@ -177,7 +225,7 @@ class Trainer:
 
     def _lower_rates(self, elbo: Tensor) -> None:
         stale = self.plateau.update(elbo, self.config.plateau_patience)
-        lower = stale & (self.step.rate_scale > _LEAST_RATE_SCALE)
+        lower = stale & self.step.active & (self.step.rate_scale > _LEAST_RATE_SCALE)
         for r in lower.nonzero().flatten().tolist():
             self.step.rate_scale[r] *= 0.1
             self.plateau.stale[r] = 0
@@ -212,19 +260,15 @@ class Trainer:
         tensors["generator"] = self.generator.get_state()
         tensors.update({f"history.{name}": tensor for name, tensor in self.history.tensors().items()})
         return tensors, {**self._identity(), "num_steps": self.num_steps, "history": self.history.record()} | {
-            "recoveries": list(self.health.recoveries)
+            "recoveries": list(self.health.recoveries),
+            "good_checks": list(self.health.good_checks),
         }
 
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        expected = self._identity()
-        for name, what in (
-            ("config", "another configuration"),
-            ("parameters", "another model"),
-            ("data", "other data"),
-        ):
-            if record[name] != expected[name]:
+        for name, expected in self._identity().items():
+            if record.get(name) != expected:
                 raise CheckpointError(
-                    f"The checkpoint was written with {what}. Use the same as before, or start with another file."
+                    f"The checkpoint was written with another {name}. Use the same as before, or another file."
                 )
         own = self._tensors()
         for name, tensor in own.items():
@@ -234,13 +278,27 @@ class Trainer:
         self.history = History.restore(arrays, record["history"])
         self.num_steps = record["num_steps"]
         self.health.recoveries = list(record["recoveries"])
+        self.health.good_checks = list(record["good_checks"])
 
     def _identity(self) -> dict[str, Any]:
-        """What makes a run this run."""
-        if not hasattr(self, "_digest"):
-            self._digest = fingerprint(self.step.X, self.step.Y, *(self.held_out or ()))
-        parameters = {name: list(shape) for name, shape in self.flat.shapes.items()}
-        return {"config": self.config.to_dict(), "parameters": parameters, "data": f"{self.seed} {self._digest}"}
+        """What makes a run this run; all of it goes by the names that an error message can use."""
+        if self._digests is None:
+            data = fingerprint(self.step.X, self.step.Y, *(self.held_out or ()))
+            self._digests = {"model": self._describe_model(), "data set": data}
+        config = self.config.to_dict()
+        del config["checkpoint_seconds"]  # may change: it does not change the result
+        return {"configuration": config, "seed": self.seed, **self._digests}
+
+    def _describe_model(self) -> dict[str, Any]:
+        """Shapes of what is learned, kinds and options of all modules, and a digest of what is not learned."""
+        changing = {*self.flat.shapes, *self._jitters()}
+        fixed = {name: tensor for name, tensor in self.model.state_dict().items() if name not in changing}
+        kinds = [[name, type(module).__name__, _options(module)] for name, module in self.model.named_modules()]
+        shapes = {name: list(shape) for name, shape in self.flat.shapes.items()}
+        return {"learned": shapes, "modules": kinds, "fixed": [sorted(fixed), fingerprint(*fixed.values())]}
+
+    def _jitters(self) -> dict[str, Tensor]:
+        return {name: buffer for name, buffer in self.model.named_buffers() if name.endswith("jitter")}
 
     def _tensors(self) -> dict[str, Tensor]:
         """Every tensor that a step or a check changes."""
@@ -260,10 +318,16 @@ class Trainer:
             "early.stale": self.early.stale,
         }
         tensors.update({f"good.{name}": tensor for name, tensor in self.health.good.items()})
-        tensors.update({name: b for name, b in self.model.named_buffers() if name.endswith("jitter")})
+        tensors.update(self._jitters())
         if self.best_values is not None:
             tensors["early.values"] = self.best_values
         return tensors
+
+
+def _options(module: torch.nn.Module) -> dict[str, Any]:
+    """Numbers and names that a module was made with."""
+    hidden = ("training", "_")
+    return {k: v for k, v in vars(module).items() if isinstance(v, int | str) and not k.startswith(hidden)}
 
 
 class _Best:
