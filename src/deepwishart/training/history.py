@@ -95,8 +95,8 @@ class History:
     # For checkpoints
 
     def tensors(self) -> dict[str, Tensor]:
-        """The arrays."""
-        return {name: torch.from_numpy(getattr(self, name).copy()) for name in ("elbo", "learning_rate", "held_out")}
+        """The arrays, which are replaced as they grow and never changed, so that nothing is copied."""
+        return {name: torch.from_numpy(getattr(self, name)) for name in ("elbo", "learning_rate", "held_out")}
 
     def record(self) -> dict[str, Any]:
         """All the rest."""
@@ -110,6 +110,6 @@ class History:
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], record: dict[str, Any]) -> "History":
         """From :meth:`tensors` and :meth:`record`."""
-        elbo, learning_rate, held_out = (tensors[name].numpy().copy() for name in ("elbo", "learning_rate", "held_out"))
+        elbo, learning_rate, held_out = (tensors[name].numpy() for name in ("elbo", "learning_rate", "held_out"))
         events = [Event(**event) for event in record["events"]]
         return cls(elbo, learning_rate, held_out, **{**record, "events": events})

@@ -259,10 +259,14 @@ class Trainer:
         tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
         tensors["generator"] = self.generator.get_state()
         tensors.update({f"history.{name}": tensor for name, tensor in self.history.tensors().items()})
-        return tensors, {**self._identity(), "num_steps": self.num_steps, "history": self.history.record()} | {
+        record = {
+            **self._identity(),
+            "num_steps": self.num_steps,
+            "history": self.history.record(),
             "recoveries": list(self.health.recoveries),
             "good_checks": list(self.health.good_checks),
         }
+        return tensors, record
 
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         for name, expected in self._identity().items():
@@ -270,8 +274,7 @@ class Trainer:
                 raise CheckpointError(
                     f"The checkpoint was written with another {name}. Use the same as before, or another file."
                 )
-        own = self._tensors()
-        for name, tensor in own.items():
+        for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
         self.generator.set_state(tensors["generator"])
         arrays = {name.removeprefix("history."): t for name, t in tensors.items() if name.startswith("history.")}
