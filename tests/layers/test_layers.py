@@ -12,6 +12,7 @@ from deepwishart.distributions import InverseWishart, Wishart
 from deepwishart.gram import AnyGram, Gram
 from deepwishart.layers import INITIALISATIONS, WishartPosterior
 from deepwishart.layers.base import remaining_variance
+from deepwishart.layers.posterior import draw_together
 from deepwishart.linalg import cholesky, column_norms
 from tests.distributions.instances import generator
 from tests.layers.instances import JITTER, METHODS, inputs, joint, make_layer, perturb
@@ -362,3 +363,31 @@ def test_posterior_is_the_papers() -> None:
     torch.testing.assert_close(found.rows.matrix, torch.linalg.cholesky(Psi) @ posterior.row_mixing)
     torch.testing.assert_close(found.rows.logabsdet, torch.linalg.slogdet(found.rows.matrix).logabsdet)
     assert kl_divergence(found, Wishart(3, torch.linalg.cholesky(S))) > 0
+
+
+def test_the_authors_start_is_narrow_and_away_from_the_prior() -> None:
+    """μ ~ N(0, 1/ν), σ = e⁻³, V ~ N(0, 1/M) entry by entry, q = sigmoid(−4); α and β as in the prior."""
+    size, df = 200, 8
+    start = INITIALISATIONS["authors"]
+    q = WishartPosterior("a-gw", df, torch.eye(size, dtype=torch.float64), start, generator=generator(0))
+    below = torch.ones(size, df).tril(-1).bool()
+    assert q.loc[below].std().item() == pytest.approx(df**-0.5, rel=0.1)
+    assert q.V.std().item() == pytest.approx(size**-0.5, rel=0.02)
+    assert q.log_scale.unique().item() == -3
+    assert q.q_logit.sigmoid().item() == pytest.approx(0.018)
+    torch.testing.assert_close(q.log_concentration.exp()[0].item(), df / 2)
+    torch.testing.assert_close(q.log_rate.exp().unique().item(), 0.5)
+
+
+@pytest.mark.parametrize("initialisation", ["prior", "whitened"])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_layers_drawn_together_are_those_drawn_alone(batch: tuple[int, ...], initialisation: str) -> None:
+    gram = inputs(M, 2, batch=batch)
+    layers = [make_layer("ab-gw", gram, 3, initialisation, is_first=k == 0) for k in range(3)]
+    for k, layer in enumerate(layers):
+        perturb(layer, seed=k)
+    noise = [layer.draw_noise(torch.Size((2, *batch)), 2, generator(k)).inducing for k, layer in enumerate(layers)]
+    together = draw_together([layer.posterior for layer in layers], noise)
+    for layer, own, draw in zip(layers, noise, together, strict=True):
+        for found, expected in zip(draw, layer.posterior.tensors.draw(own), strict=True):
+            torch.testing.assert_close(found, expected)
