@@ -106,7 +106,7 @@ class TrainingStep:
         if self.batch_size == self.num_data:
             return self.X, self.Y
         *batch_shape, N, D = self.X.shape
-        keys = torch.rand(*batch_shape, N, device=self.X.device, generator=self.generator)
+        keys = torch.rand(*batch_shape, N, dtype=torch.float32, device=self.X.device, generator=self.generator)
         rows = keys.topk(self.batch_size, dim=-1, sorted=False).indices[..., None]
         shape = (*batch_shape, self.batch_size)
         return self.X.gather(-2, rows.expand(*shape, D)), self.Y.gather(-2, rows.expand(*shape, self.Y.shape[-1]))
