@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels.base import Projection, ScaledKernel
-from deepwishart.kernels.exponential import exp_of_product, project_exp_of_product
+from deepwishart.kernels.exponential import exp_of_product, project_exp_of_product, thin_factors
 from deepwishart.linalg import columns_to_samples, samples_to_columns
 
 __all__ = ["Matern12", "Matern32", "Matern52", "RationalQuadratic", "SquaredExponential", "Stationary"]
@@ -52,18 +52,10 @@ class SquaredExponential(Stationary):
         return Projection(columns_to_samples(mean.mT, X, W.ndim).mT, norms)
 
     def factors(self, gram: FeatureGram) -> tuple[Tensor, Tensor, Tensor]:
-        r"""P, Q, p with k_ii = exp(P Q) and k_it = exp(P p).
-
-        They are [F/λ, −½‖F‖²/λ², 1], and for inducing and other points [f/λ, 1, 2 log h − ½‖f‖²/λ²]ᵀ.
-        """
+        """P, Q, p with k_ii = exp(P Q) and k_it = exp(P p)."""
         inverse_lengthscale = (-self.log_lengthscale).exp()[..., None, None]
-        F, f = gram.inducing * inverse_lengthscale, gram.points * inverse_lengthscale
-        half_norms = -0.5 * (F * F).sum(-1, keepdim=True)
         two_log_height = 2 * self.log_height[..., None, None]
-        last = torch.addcmul(two_log_height, gram.tt[..., None, :], inverse_lengthscale**2, value=-0.5)
-        P = torch.cat([F, half_norms, torch.ones_like(half_norms)], -1)
-        Q = torch.cat([F, torch.ones_like(half_norms), half_norms + two_log_height], -1).mT
-        return P, Q, torch.cat([f, torch.ones_like(last), last], -2)
+        return thin_factors(gram.inducing, gram.points, gram.tt, inverse_lengthscale, two_log_height)
 
     @property
     def largest_exponent(self) -> Tensor:

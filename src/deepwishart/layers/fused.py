@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel, SquaredExponential
+from deepwishart.kernels.exponential import thin_factors
 from deepwishart.linalg import inverse_tril
 
 __all__ = ["Fusable", "Layout", "fusable", "output_step", "whitened_step", "wishart_step"]
@@ -158,16 +159,11 @@ class _KernelMatrices(NamedTuple):
     def of(
         cls, F: Tensor, f: Tensor, tt: Tensor, log_height: Tensor, log_lengthscale: Tensor, jitter: Tensor
     ) -> "_KernelMatrices":
-        """P = [F/λ, −½‖F‖²/λ², 1]; Q and p are [f/λ, 1, 2 log h − ½‖f‖²/λ²]ᵀ of inducing and other points."""
+        """From features and parameters."""
         B = F.shape[0]
         inverse, variance = (-log_lengthscale).exp(), (2 * log_height).exp()
-        inverse_s, cap = _share(inverse, B)[..., None, None], _share(2 * log_height, B)[..., None, None]
-        F = F * inverse_s
-        half_norms = (F * F).sum(-1, keepdim=True).mul_(-0.5)
-        P = torch.cat([F, half_norms, torch.ones_like(half_norms)], -1)
-        Q = torch.cat([F, torch.ones_like(half_norms), half_norms + cap], -1).mT.contiguous()
-        last = torch.addcmul(cap, tt[..., None, :], inverse_s * inverse_s, value=-0.5)
-        p = torch.cat([f * inverse_s, torch.ones_like(last), last], -2)
+        cap = _share(2 * log_height, B)[..., None, None]
+        P, Q, p = thin_factors(F, f, tt, _share(inverse, B)[..., None, None], cap)
         # Rounding may carry an exponent past the largest, that of a point with itself, and that one off.
         K, k = ((P @ q).clamp_(max=cap).exp_() for q in (Q, p))
         K.diagonal(dim1=-2, dim2=-1).copy_(_share(variance * (1 + jitter), B)[..., None])
