@@ -1,13 +1,13 @@
 """Deep kernel processes: layers that map a Gram matrix to a Gram matrix, and a Gaussian process on top."""
 
 import copy
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from deepwishart.checks import check_data, require_whole
 from deepwishart.gram import AnyGram, FeatureGram, gram_of_features
 from deepwishart.inducing import choose_rows, count_distinct_rows
 from deepwishart.kernels import Kernel, make_kernel
@@ -33,7 +33,6 @@ __all__ = [
     "DeepKernelProcess",
     "OutputPrecision",
     "ProcessOutput",
-    "check_data",
     "deep_gaussian_process",
     "deep_inverse_wishart_process",
     "deep_wishart_process",
@@ -287,7 +286,7 @@ def _plan(
         raise ValueError(f"likelihood must come from deepwishart.likelihoods, such as Gaussian(), got {likelihood!r}.")
     if jitter is not None and not 0 <= jitter <= 1:
         raise ValueError(f"jitter must be a number from 0 to 1, relative to a kernel's mean diagonal, got {jitter}.")
-    depth, num_inducing = _whole("depth", depth), _whole("num_inducing", num_inducing)
+    depth, num_inducing = require_whole("depth", depth), require_whole("num_inducing", num_inducing)
     if num_outputs not in (None, targets.shape[-1]):
         raise ValueError(
             f"num_outputs must be the number of columns of targets, {targets.shape[-1]}, got {num_outputs}."
@@ -361,42 +360,9 @@ def _choose_inducing(inputs: Tensor, num_inducing: int, generator: torch.Generat
 def _widths(widths: int | Sequence[int] | None, depth: int, num_inputs: int) -> tuple[int, ...]:
     given = num_inputs if widths is None else widths
     listed = tuple(given) if isinstance(given, Sequence) else (given,) * (depth - 1)
-    listed = tuple(_whole("widths", width) for width in listed)
+    listed = tuple(require_whole("widths", width) for width in listed)
     if len(listed) != depth - 1:
         raise ValueError(
             f"widths must be one whole number, or one for each of the {depth - 1} hidden layers, got {widths}."
         )
     return listed
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        integer = operator.index(value)
-    except TypeError:
-        integer = 0
-    if integer < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value}.")
-    return integer
-
-
-def check_data(inputs: Tensor, targets: Tensor) -> None:
-    """Refuse inputs and targets (*batch, N, outputs) that no model can be made for."""
-    if inputs.ndim < 2 or 0 in inputs.shape:
-        raise ValueError(f"inputs must have shape (*batch, N, D) without a zero, got {tuple(inputs.shape)}.")
-    if inputs.dtype not in (torch.float32, torch.float64) or targets.dtype != inputs.dtype:
-        raise ValueError(
-            f"inputs and targets must share float64 or float32, got {inputs.dtype} and {targets.dtype}. Convert them "
-            f"with .to(torch.float64)."
-        )
-    if targets.shape[:-1] != inputs.shape[:-1] or targets.shape[-1] < 1:
-        raise ValueError(
-            f"targets must have shape (*batch, N) or (*batch, N, outputs) with the rows of inputs "
-            f"{tuple(inputs.shape[:-1])}, got {tuple(targets.shape)}."
-        )
-    for name, tensor in (("inputs", inputs), ("targets", targets)):
-        finite = tensor.isfinite()
-        if not finite.all():
-            index = tuple((~finite).nonzero()[0].tolist())
-            raise ValueError(
-                f"{name} must be finite, got {tensor[index].item()} at {index}. Remove or impute such rows."
-            )

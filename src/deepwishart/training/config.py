@@ -4,10 +4,20 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from deepwishart.checks import require_whole
+
 __all__ = ["Schedule", "TrainingConfig"]
 
 Schedule = Literal["paper", "cosine", "plateau", "constant"]
 
+_WHOLE_NUMBERS = (
+    "num_steps",
+    "num_samples",
+    "batch_size",
+    "check_every",
+    "plateau_patience",
+    "early_stopping_patience",
+)
 _FULL_BATCH_UP_TO = 2_048
 _BATCH = 1_024
 
@@ -47,13 +57,10 @@ class TrainingConfig:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "num_samples", "check_every", "plateau_patience", "early_stopping_patience"):
-            _require_whole(name, getattr(self, name), 1)
-        _require_whole("max_recoveries", self.max_recoveries, 0)
-        if self.annealing_steps is not None:
-            _require_whole("annealing_steps", self.annealing_steps, 0)
-        if self.batch_size is not None:
-            _require_whole("batch_size", self.batch_size, 1)
+        least = dict.fromkeys(("max_recoveries", "annealing_steps"), 0)
+        for name in (*_WHOLE_NUMBERS, *least):
+            if getattr(self, name) is not None or name not in ("batch_size", "annealing_steps"):
+                object.__setattr__(self, name, require_whole(name, getattr(self, name), least.get(name, 1)))
         for name in ("learning_rate", "clip_norm"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
@@ -96,11 +103,6 @@ class TrainingConfig:
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
-
-
-def _require_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
 def _require_positive(name: str, value: float) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepwishart.models import DeepKernelProcess, check_data
+from deepwishart.checks import check_data
+from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import check_inputs, check_targets, predictive_log_likelihood
 from deepwishart.training.callbacks import Callback, Check
 from deepwishart.training.checkpoint import (
