@@ -97,7 +97,7 @@ def gpytorch_step(X: Tensor, Y: Tensor, depth: int) -> Step | None:
         return None
     D = X.shape[-1]
 
-    class Layer(DeepGPLayer):  # type: ignore[misc]
+    class Layer(DeepGPLayer):
         def __init__(self, inputs: int, outputs: int | None) -> None:
             batch = torch.Size(() if outputs is None else (outputs,))
             inducing = (
@@ -113,7 +113,7 @@ def gpytorch_step(X: Tensor, Y: Tensor, depth: int) -> Step | None:
         def forward(self, x: Tensor) -> Any:
             return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
 
-    class Model(DeepGP):  # type: ignore[misc]
+    class Model(DeepGP):
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.ModuleList([Layer(D, D) for _ in range(depth - 1)] + [Layer(D, None)])

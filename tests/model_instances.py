@@ -40,7 +40,7 @@ def to_the_prior(model: DeepKernelProcess) -> DeepKernelProcess:
     with torch.no_grad():
         for module in (model.output, *model.layers):
             if isinstance(module, GaussianLayer | GaussianOutput):
-                module.posterior.precision_root.zero_()
+                module.posterior.precision_mixing.zero_()
             if isinstance(module, InverseWishartLayer):
                 module.V.zero_()
                 module.log_gamma.fill_(-40.0)

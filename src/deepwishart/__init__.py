@@ -8,40 +8,75 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepwishart import (
+        data,
         distributions,
+        estimators,
+        files,
         gram,
         kernels,
         layers,
         likelihoods,
         linalg,
+        metrics,
         models,
         objectives,
         predictive,
+        report,
+        shallow,
         training,
     )
+    from deepwishart.estimators import (
+        DGPClassifier,
+        DGPRegressor,
+        DIWPClassifier,
+        DIWPRegressor,
+        DWPClassifier,
+        DWPRegressor,
+    )
+    from deepwishart.files import load
     from deepwishart.models import deep_gaussian_process, deep_inverse_wishart_process, deep_wishart_process
     from deepwishart.training import train
 
 __version__ = "0.1.0"
 __all__ = [
+    "DGPClassifier",
+    "DGPRegressor",
+    "DIWPClassifier",
+    "DIWPRegressor",
+    "DWPClassifier",
+    "DWPRegressor",
     "__version__",
+    "data",
     "deep_gaussian_process",
     "deep_inverse_wishart_process",
     "deep_wishart_process",
     "distributions",
+    "estimators",
+    "files",
     "gram",
     "kernels",
     "layers",
     "likelihoods",
     "linalg",
+    "load",
+    "metrics",
     "models",
     "objectives",
     "predictive",
+    "report",
+    "shallow",
     "train",
     "training",
 ]
 
 _HOME = {
+    "DGPClassifier": "estimators",
+    "DGPRegressor": "estimators",
+    "DIWPClassifier": "estimators",
+    "DIWPRegressor": "estimators",
+    "DWPClassifier": "estimators",
+    "DWPRegressor": "estimators",
+    "load": "files",
     "deep_gaussian_process": "models",
     "deep_inverse_wishart_process": "models",
     "deep_wishart_process": "models",

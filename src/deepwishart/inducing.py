@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["choose_rows", "count_distinct_rows"]
+__all__ = ["choose_rows", "count_distinct_rows", "distinct_rows"]
 
 
 def count_distinct_rows(X: Tensor) -> int:
@@ -17,7 +17,7 @@ def choose_rows(X: Tensor, count: int, generator: torch.Generator | None = None)
     Each next row is drawn with a probability proportional to the squared distance to the nearest one chosen: a row
     equal to a chosen one has probability zero.
     """
-    rows = _first_of_each(X)
+    rows = distinct_rows(X)
     table = X[rows]
     chosen = torch.empty(count, dtype=torch.long, device=X.device)
     chosen[0] = torch.randint(len(table), (), generator=generator, device=X.device)
@@ -32,7 +32,7 @@ def choose_rows(X: Tensor, count: int, generator: torch.Generator | None = None)
     return rows[chosen]
 
 
-def _first_of_each(X: Tensor) -> Tensor:
+def distinct_rows(X: Tensor) -> Tensor:
     """The first row number of every distinct row."""
     _, group = torch.unique(X, dim=0, return_inverse=True)
     first = torch.full((int(group.max()) + 1,), len(X), dtype=torch.long, device=X.device)

@@ -82,6 +82,11 @@ class Likelihood(nn.Module, ABC):
         """Values of the latent functions to start from, shape ``(*batch, N, latents)``; zeros if there are none."""
         return Y.new_zeros(*Y.shape[:-1], self.num_latents(Y.shape[-1]))
 
+    @property
+    def pseudo_precision(self) -> float:
+        """With which a row knows them, before anything is learned: the curvature of −log p(y | f) there."""
+        return 1.0
+
     @abstractmethod
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """E[log p(y | f)] under Gaussian marginals of f, summed over outputs, shape ``(*sample, *batch, N)``."""
@@ -228,6 +233,14 @@ class Bernoulli(Likelihood):
         """Zeros and ones."""
         _require_targets((Y == 0) | (Y == 1), Y, "zeros and ones", "Encode two classes as 0 and 1.")
 
+    def pseudo_targets(self, Y: Tensor) -> Tensor:
+        """Laplace's approximation at f = 0: slope y − ½ over curvature ¼."""
+        return (Y - 0.5) / self.pseudo_precision
+
+    @property
+    def pseudo_precision(self) -> float:
+        return 0.25
+
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         # log p = −log(1 + e^{−f}) for y = 1 and with f's sign turned for y = 0.
         f = (2 * Y - 1) * self._at_nodes(mean, variance)
@@ -261,6 +274,15 @@ class Categorical(Likelihood):
         """Whole numbers from 0 to C − 1."""
         valid = (Y.round() == Y) & (Y >= 0) & (self.num_classes > Y)
         _require_targets(valid, Y, f"class numbers from 0 to {self.num_classes - 1}", "Encode the classes in that way.")
+
+    def pseudo_targets(self, Y: Tensor) -> Tensor:
+        """Laplace's approximation at f = 0, class by class: slope 1[y = c] − 1/C over curvature (C − 1)/C²."""
+        classes = nn.functional.one_hot(Y[..., 0].long(), self.num_classes).to(Y)
+        return (classes - 1 / self.num_classes) / self.pseudo_precision
+
+    @property
+    def pseudo_precision(self) -> float:
+        return (self.num_classes - 1) / self.num_classes**2
 
     def _rule(self) -> tuple[Tensor, Tensor]:
         """A quasi-random normal sample of all classes at once, with its mirror image, shape ``(nodes, classes)``."""

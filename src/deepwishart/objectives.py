@@ -20,6 +20,7 @@ __all__ = [
     "predict_f",
     "predict_in_chunks",
     "predictive_log_likelihood",
+    "sample_grams",
 ]
 
 
@@ -31,10 +32,11 @@ def elbo(
     num_samples: int = 10,
     kl_weight: float | Tensor = 1.0,
     generator: torch.Generator | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     r"""An unbiased estimate of the evidence lower bound, in nats, one for each replica.
 
-    .. math:: \mathcal{L} = \frac{N}{|b|}\sum_{i\in b}\mathbb{E}[\log p(y_i \mid f_i)]
+    .. math:: \mathcal{L} = \frac{N}{|b|}\sum_{i\in b} c_i\,\mathbb{E}[\log p(y_i \mid f_i)]
         - w\,\mathbb{E}\sum_\ell \mathrm{KL}_\ell
 
     Args:
@@ -45,6 +47,7 @@ def elbo(
         num_samples: Posterior samples of the hidden layers; a model of depth 1 needs none.
         kl_weight: w, for annealing.
         generator: Source of randomness.
+        weights: c, how often a row counts, shape ``(*batch, |b|)``; once by default.
     """
     check_inputs(model, X, num_samples)
     Y = check_targets(model, X, Y)
@@ -53,6 +56,8 @@ def elbo(
     noise = model.draw_noise(num_samples, X.shape[-2], generator)
     output = model(X, noise)
     fit = model.likelihood.expected_log_prob(Y, output.marginals.mean, output.marginals.variance)
+    if weights is not None:
+        fit = fit * weights
     scale = 1.0 if num_data is None else num_data / X.shape[-2]
     bound = scale * fit.sum(-1) - kl_weight * output.kl
     return bound.mean(0) if model.layers else bound
@@ -122,6 +127,22 @@ def predictive_log_likelihood(
     size = _chunk_size(model, num_samples, chunk_size)
     chunks = predict_in_chunks(model, X, num_samples, generator, size)
     return torch.cat([p.log_prob(y) for p, y in zip(chunks, Y.split(size, -2), strict=True)], -1)
+
+
+@torch.no_grad()
+def sample_grams(
+    model: DeepKernelProcess, num_samples: int = 50, generator: torch.Generator | None = None
+) -> list[Tensor]:
+    """The Gram matrix of the inducing points at the inputs and after every hidden layer, mean over samples.
+
+    Each has shape ``(*batch, M, M)``.
+    """
+    gram = model.input_gram(model.inducing_inputs[..., :1, :])
+    grams = [gram.ii]
+    for layer, noise in zip(model.layers, model.draw_noise(num_samples, 1, generator), strict=True):
+        gram, _ = layer(gram, noise)
+        grams.append(gram.ii.mean(0))
+    return grams
 
 
 def _marginals(

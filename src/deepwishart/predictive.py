@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Poisson
@@ -11,6 +12,8 @@ from deepwishart.likelihoods import Components
 __all__ = ["Predictive"]
 
 _BISECTIONS = 80
+_TAIL = 1e-6  # mass beyond which a score does not look
+_CRPS_NODES = 256
 _BLOCK = 10_000_000  # numbers that a block of draws may hold
 
 
@@ -112,6 +115,43 @@ class Predictive:
         gumbel = -torch.empty_like(log_weights).exponential_().log()
         return _pick(self.components, sample, (log_weights + gumbel).argmax(0)).sample()
 
+    def crps(self, Y: Tensor) -> Tensor:
+        r"""Continuous ranked probability score of each output, :math:`\int (F(z) - 1[z \ge y])^2 dz`; lower is better.
+
+        The integrals on either side of y end where no mass is left. For counts they are sums.
+        """
+        if isinstance(self.components, Poisson):
+            return self._crps_of_counts(Y)
+        low, high = self._bracket(
+            torch.tensor([_TAIL, 1 - _TAIL], dtype=Y.dtype, device=Y.device).reshape(-1, *(1,) * Y.ndim)
+        )
+        nodes, weights = np.polynomial.legendre.leggauss(_CRPS_NODES)
+        total = torch.zeros_like(Y)
+        for end, sign in ((torch.minimum(low[0], Y), 1), (torch.maximum(high[1], Y), -1)):
+            width = sign * (Y - end)
+            for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+                F = self.cdf(end + sign * node * width)
+                total += weight * width * (F if sign > 0 else 1 - F) ** 2
+        return total
+
+    def _crps_of_counts(self, Y: Tensor) -> Tensor:
+        highest = torch.maximum(self.quantile((1 - _TAIL,))[0], Y).max()
+        total = torch.zeros_like(Y)
+        for count in range(int(highest) + 1):
+            F = self.cdf(torch.full_like(Y, count))
+            total += torch.where(count >= Y, 1 - F, F) ** 2
+        return total
+
+    def pool(self, replicas: Tensor) -> "Predictive":
+        """Some replicas of a model with a dimension of them, as one mixture: batch shape (R) → ()."""
+        parameters = {}
+        for name, event in _parameters(self.components):
+            value = getattr(self.components, name).expand(self.components.batch_shape + event)
+            parameters[name] = value[:, :, replicas].flatten(1, 2)
+        samples = (self.num_samples, self.components.batch_shape[2])
+        log_weights = self.log_weights.expand(-1, *samples, -1, -1)[:, :, replicas].flatten(1, 2)
+        return Predictive(Components(type(self.components)(**parameters, validate_args=False), log_weights))
+
     def _average(self, values: Tensor) -> Tensor:
         """Mean over nodes (weighted) and samples, the two dimensions in front."""
         return (self.log_weights.exp() * values).sum(0).mean(0)
@@ -133,17 +173,22 @@ class Predictive:
 
 def _pick(distribution: Distribution, sample: Tensor, node: Tensor) -> Distribution:
     """The components of chosen samples (n) and nodes (n, *batch, N, outputs), one distribution of the latter shape."""
-    names = [name for name in distribution.arg_constraints if name in distribution.__dict__]
-    if "probs" in names:
-        names = ["probs"]  # torch keeps logits beside them once they were asked for
     parameters = {}
-    for name in names:
+    for name, event in _parameters(distribution):
         value = getattr(distribution, name)
-        event = value.shape[value.ndim - 1 :] if isinstance(distribution, Categorical) else torch.Size()
         chosen = value.expand(distribution.batch_shape + event)[:, sample]
         index = node[None, ..., None].expand(1, *node.shape, *event) if event else node[None]
         parameters[name] = chosen.gather(0, index).squeeze(0)
     return type(distribution)(**parameters, validate_args=False)
+
+
+def _parameters(distribution: Distribution) -> list[tuple[str, torch.Size]]:
+    """Names of what a distribution was made with, and the dimensions that each has beyond the batch."""
+    names = [name for name in distribution.arg_constraints if name in distribution.__dict__]
+    if "probs" in names:
+        names = ["probs"]  # torch keeps logits beside them once they were asked for
+    classes = getattr(distribution, names[0]).shape[-1:] if isinstance(distribution, Categorical) else torch.Size()
+    return [(name, classes) for name in names]
 
 
 def _cdf(distribution: Distribution, Y: Tensor) -> Tensor:

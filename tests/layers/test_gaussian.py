@@ -27,7 +27,8 @@ def dense_posterior(posterior: GaussianPosterior, K: Tensor) -> list[Multivariat
         if posterior.diagonal:
             Lambda = torch.diag(posterior.log_precision[group].exp())
         else:
-            Lambda = posterior.precision_root[group] @ posterior.precision_root[group].mT
+            root = (0.5 * posterior.log_precision[group]).exp().diag() @ posterior.precision_mixing[group]
+            Lambda = root @ root.mT
         Sigma = torch.linalg.inv(torch.linalg.inv(K) + Lambda)
         result.append(MultivariateNormal(Sigma @ Lambda @ posterior.v[:, c], (Sigma + Sigma.mT) / 2))
     return result

@@ -152,7 +152,7 @@ def test_a_likelihood_that_overflows_is_named() -> None:
     model = model_for(X, Y, likelihood=Poisson())
     with torch.no_grad():
         model.get_parameter("output.posterior.v").fill_(1e4)
-        model.get_parameter("output.posterior.precision_root").mul_(1e2)
+        model.get_parameter("output.posterior.precision_mixing").mul_(1e2)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     assert diagnose(model, X, Y, shapes, 0).place == "the likelihood"
 

@@ -129,7 +129,7 @@ def test_batches_are_drawn_without_replacement_for_each_replica_its_own() -> Non
     step = Trainer(model, flat, X, Y, TrainingConfig(batch_size=15)).step
     counts = torch.zeros(2, 40)
     for _ in range(400):
-        x, _ = step._draw_batch()
+        x, _, _ = step._draw_batch()
         rows = x[..., 0].long()
         assert all(len(set(rows[r].tolist())) == 15 for r in range(2))
         assert rows[0].tolist() != rows[1].tolist()

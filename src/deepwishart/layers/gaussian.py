@@ -70,7 +70,9 @@ class GaussianPosterior(nn.Module):
 
     .. math:: Q(u) = \mathcal{N}(\Sigma\Lambda v, \Sigma), \qquad \Sigma = (K^{-1} + \Lambda)^{-1}
 
-    Its factors are those of I + LᵀΛL, whose eigenvalues are at least one: no jitter is needed.
+    Its factors are those of I + LᵀΛL, whose eigenvalues are at least one: no jitter is needed. Λ is diag(e^½p) H Hᵀ
+    diag(e^½p): the precisions of good fits span many powers of ten, which p crosses in steps of one size, where the
+    entries of a plain square root would need thousands.
 
     Args:
         targets: v to start from, shape ``(*batch, M, C)``.
@@ -85,23 +87,24 @@ class GaussianPosterior(nn.Module):
         self.groups = 1 if shared else C
         self.diagonal = diagonal
         self.v = nn.Parameter(targets.clone())
-        if diagonal:
-            self.log_precision = nn.Parameter(targets.new_full((*batch, self.groups, M), precision).log())
-        else:
+        self.log_precision = nn.Parameter(targets.new_full((*batch, self.groups, M), precision).log())
+        if not diagonal:
             identity = torch.eye(M, dtype=targets.dtype, device=targets.device)
-            self.precision_root = nn.Parameter(precision**0.5 * identity.expand(*batch, self.groups, M, M).clone())
+            self.precision_mixing = nn.Parameter(identity.expand(*batch, self.groups, M, M).clone())
+
+    @property
+    def precision_root(self) -> Tensor:
+        """ℓ with Λ = ℓℓᵀ, shape ``(*batch, g, M, M)``."""
+        scale = (0.5 * self.log_precision).exp()
+        return scale.diag_embed() if self.diagonal else scale[..., None] * self.precision_mixing
 
     def forward(self, prior: Cholesky) -> Whitened:
         """q(w) given the Cholesky factor of the prior's covariance."""
         L = prior.tril[..., None, :, :]
         v = self._grouped(self.v)
         # root: Λ^½ L up to a rotation, and the same factor applied to v, so that LᵀΛL and LᵀΛv share it.
-        if self.diagonal:
-            scale = (0.5 * self.log_precision).exp()[..., None]
-            root, seen = scale * L, scale * v
-        else:
-            ell = self.precision_root.mT
-            root, seen = ell @ L, ell @ v
+        ell = self.precision_root.mT
+        root, seen = ell @ L, ell @ v
         identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
         factor = cholesky(identity + root.mT @ root, jitter=0.0)
         mean = factor.solve(root.mT @ seen)
@@ -111,7 +114,7 @@ class GaussianPosterior(nn.Module):
         """The same q(u), given the prior's covariance, in a form that never factorises it."""
         v = self._grouped(self.v)
         K = K[..., None, :, :]
-        ell = (0.5 * self.log_precision).exp().diag_embed() if self.diagonal else self.precision_root
+        ell = self.precision_root
         identity = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
         C = cholesky(identity + ell.mT @ (K @ ell), jitter=0.0)
         gain = C.tril_inverse @ ell.mT

@@ -36,6 +36,9 @@ class TrainingConfig:
         annealing_steps: The KL divergence is weighted by a factor that rises from 0 to 1 over so many steps; by default
             a fifth of the run, and at most 1,000.
         clip_norm: Largest norm of a replica's gradient (of the ELBO per datapoint); no limit by default.
+        tolerance: A rise of the ELBO or of the held-out log-likelihood, in nats per datapoint, that counts as one.
+        stop_when_settled: Under ``"plateau"``, end the run when the ELBO has stopped rising at a tenth of the learning
+            rate; ``num_steps`` is then a maximum.
         check_every: Steps between two looks at the run: history, health, progress, callbacks, checkpoints.
         plateau_patience: Checks without a better ELBO after which ``"plateau"`` lowers the learning rate.
         early_stopping_patience: Checks without a better held-out log-likelihood after which a run ends.
@@ -50,6 +53,8 @@ class TrainingConfig:
     schedule: Schedule = "cosine"
     annealing_steps: int | None = None
     clip_norm: float | None = None
+    tolerance: float = 1e-4
+    stop_when_settled: bool = False
     check_every: int = 50
     plateau_patience: int = 10
     early_stopping_patience: int = 10
@@ -65,8 +70,11 @@ class TrainingConfig:
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
                 object.__setattr__(self, name, float(getattr(self, name)))
-        if not self.checkpoint_seconds >= 0:
-            raise ValueError(f"checkpoint_seconds must be zero or more, got {self.checkpoint_seconds}.")
+        for name in ("checkpoint_seconds", "tolerance"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be zero or more, got {getattr(self, name)}.")
+        if self.stop_when_settled and self.schedule != "plateau":
+            raise ValueError(f"stop_when_settled needs the schedule 'plateau', got {self.schedule!r}.")
         if self.schedule not in get_args(Schedule):
             raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}.")
 

@@ -41,8 +41,8 @@ class History:
         check_steps: Steps at which the run was checked.
         events: In order.
         retired: Replicas that could not be saved; they keep their last good state.
-        stopped: ``"running"``, and then why the run ended: ``"completed"``, ``"early-stopping"``, ``"callback"`` or
-            ``"retired"``.
+        stopped: ``"running"``, and then why the run ended: ``"completed"``, ``"settled"``, ``"early-stopping"``,
+            ``"callback"`` or ``"retired"``.
     """
 
     elbo: np.ndarray

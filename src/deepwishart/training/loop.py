@@ -33,6 +33,7 @@ from deepwishart.training.step import TrainingStep
 __all__ = ["train"]
 
 _LEAST_RATE_SCALE = 1e-3
+_SETTLED_RATE_SCALE = 0.1
 _HELD_OUT_SAMPLES = 50
 
 
@@ -43,6 +44,7 @@ def train(
     config: TrainingConfig | None = None,
     *,
     seed: int = 0,
+    weights: Tensor | None = None,
     held_out: tuple[Tensor, Tensor] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -57,6 +59,7 @@ def train(
         Y: Targets, shape ``(*batch, N, outputs)`` or ``(*batch, N)``.
         config: How to train.
         seed: Of batches and noise. One seed gives the same run on the same machine.
+        weights: How often each row counts, shape ``(*batch, N)``; once by default.
         held_out: Inputs and targets whose predictive log-likelihood ends the run when it has stopped rising; every
             replica then has the parameters that were best by it since the KL divergence has its full weight.
         checkpoint: A file to write the state of the run to, from time to time and at the end.
@@ -72,10 +75,12 @@ def train(
         CheckpointError: If the checkpoint is there and ``resume`` is not set, or it belongs to another run.
     """
     Y = _validated(model, X, Y)
+    if weights is not None:
+        _check_weights(weights, X)
     if held_out is not None:
         held_out = (held_out[0], _validated(model, *held_out))
     with flattened(model, model.batch_shape) as flat:
-        return Trainer(model, flat, X, Y, config or TrainingConfig(), seed, held_out).run(
+        return Trainer(model, flat, X, Y, config or TrainingConfig(), seed, held_out, weights).run(
             None if checkpoint is None else Path(checkpoint), resume, progress, callbacks
         )
 
@@ -95,6 +100,13 @@ def _validated(model: DeepKernelProcess, X: Tensor, Y: Tensor) -> Tensor:
     return Y
 
 
+def _check_weights(weights: Tensor, X: Tensor) -> None:
+    if weights.shape != X.shape[:-1]:
+        raise ValueError(f"weights must have shape {tuple(X.shape[:-1])}, got {tuple(weights.shape)}.")
+    if not (weights.isfinite().all() and (weights >= 0).all() and (weights.sum(-1) > 0).all()):
+        raise ValueError("weights must be finite numbers of at least zero, and not all zero.")
+
+
 class Trainer:
     """A run: its step, its health, its history, and what it needs to go on later.
 
@@ -106,6 +118,7 @@ class Trainer:
         config: How to train.
         seed: Of batches and noise.
         held_out: Inputs and targets for early stopping.
+        weights: How often each row counts.
     """
 
     def __init__(
@@ -117,10 +130,11 @@ class Trainer:
         config: TrainingConfig,
         seed: int = 0,
         held_out: tuple[Tensor, Tensor] | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         self.model, self.flat, self.config, self.seed, self.held_out = model, flat, config, seed, held_out
         self.generator = torch.Generator(X.device).manual_seed(seed)
-        self.step = TrainingStep(model, flat, X, Y, config, self.generator)
+        self.step = TrainingStep(model, flat, X, Y, config, self.generator, weights)
         self.health = Health(self.step, config.max_recoveries)
         self.history = History.of(flat.num_replicas)
         self.num_steps = 0
@@ -225,7 +239,12 @@ class Trainer:
                 self.history.stopped = "callback"
 
     def _lower_rates(self, elbo: Tensor) -> None:
-        stale = self.plateau.update(elbo, self.config.plateau_patience)
+        stale = self.plateau.update(elbo, self.config.plateau_patience, self.config.tolerance)
+        if self.config.stop_when_settled:
+            settled = stale & (self.step.rate_scale <= _SETTLED_RATE_SCALE)
+            if (settled | ~self.step.active).all():
+                self.history.stopped = "settled"
+                return
         lower = stale & self.step.active & (self.step.rate_scale > _LEAST_RATE_SCALE)
         for r in lower.nonzero().flatten().tolist():
             self.step.rate_scale[r] *= 0.1
@@ -242,7 +261,7 @@ class Trainer:
         return predictive_log_likelihood(self.model, X, Y, _HELD_OUT_SAMPLES, generator).mean(-1).reshape(-1)
 
     def _has_stopped_improving(self, score: Tensor) -> bool:
-        stale = self.early.update(score, self.config.early_stopping_patience)
+        stale = self.early.update(score, self.config.early_stopping_patience, self.config.tolerance)
         assert self.best_values is not None
         improved = self.early.stale == 0
         self.best_values[improved] = self.flat.values[improved]
@@ -287,7 +306,8 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """What makes a run this run; all of it goes by the names that an error message can use."""
         if self._digests is None:
-            data = fingerprint(self.step.X, self.step.Y, *(self.held_out or ()))
+            weights = () if self.step.weights is None else (self.step.weights,)
+            data = fingerprint(self.step.X, self.step.Y, *weights, *(self.held_out or ()))
             self._digests = {"model": self._describe_model(), "data set": data}
         config = self.config.to_dict()
         del config["checkpoint_seconds"]  # may change: it does not change the result
@@ -341,9 +361,9 @@ class _Best:
         self.best = like.new_full(like.shape[:1], -torch.inf)
         self.stale = torch.zeros_like(self.best, dtype=torch.int64)
 
-    def update(self, score: Tensor, patience: int) -> Tensor:
+    def update(self, score: Tensor, patience: int, tolerance: float) -> Tensor:
         """Take note of a score; return who has been without a better one for too long."""
-        better = score > self.best + 1e-4
+        better = score > self.best + tolerance
         self.stale.copy_(torch.where(better, 0, self.stale + 1))
         self.best.copy_(torch.where(better, score, self.best))
         return self.stale >= patience

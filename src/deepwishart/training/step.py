@@ -47,10 +47,13 @@ class TrainingStep:
         Y: Tensor,
         config: TrainingConfig,
         generator: torch.Generator,
+        weights: Tensor | None = None,
     ) -> None:
         self.model, self.flat, self.X, self.Y, self.config, self.generator = model, flat, X, Y, config, generator
+        self.weights = weights
         self.optimiser = Adam(flat.values)
         self.num_data = X.shape[-2]
+        self.total_weight = self.num_data if weights is None else weights.sum(-1).reshape(-1)
         self.batch_size = config.rows_per_step(self.num_data)
         R, like = flat.num_replicas, flat.values
         self.rates = config.learning_rate * like.new_tensor(config.learning_rate_factors())
@@ -83,9 +86,9 @@ class TrainingStep:
         config = self.config
         rate = self.rates.index_select(0, self.counter) * self.rate_scale
         kl_weight = self.kl_weights.index_select(0, self.counter)
-        X, Y = self._draw_batch()
-        bound = elbo(self.model, X, Y, self.num_data, config.num_samples, kl_weight, self.generator)
-        bound = bound.reshape(-1) / self.num_data
+        X, Y, weights = self._draw_batch()
+        bound = elbo(self.model, X, Y, self.num_data, config.num_samples, kl_weight, self.generator, weights)
+        bound = bound.reshape(-1) / self.total_weight
         gradient = self.flat.gradient(-bound.sum())
         with torch.no_grad():
             bound = bound.detach()
@@ -101,15 +104,16 @@ class TrainingStep:
             self.trace.index_copy_(0, position, bound[None])
             self.counter += 1
 
-    def _draw_batch(self) -> tuple[Tensor, Tensor]:
+    def _draw_batch(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rows without replacement, for each replica its own; all of them if the batch is the data."""
         if self.batch_size == self.num_data:
-            return self.X, self.Y
+            return self.X, self.Y, self.weights
         *batch_shape, N, D = self.X.shape
         keys = torch.rand(*batch_shape, N, dtype=torch.float32, device=self.X.device, generator=self.generator)
-        rows = keys.topk(self.batch_size, dim=-1, sorted=False).indices[..., None]
-        shape = (*batch_shape, self.batch_size)
-        return self.X.gather(-2, rows.expand(*shape, D)), self.Y.gather(-2, rows.expand(*shape, self.Y.shape[-1]))
+        rows = keys.topk(self.batch_size, dim=-1, sorted=False).indices
+        X = self.X.gather(-2, rows[..., None].expand(*rows.shape, D))
+        Y = self.Y.gather(-2, rows[..., None].expand(*rows.shape, self.Y.shape[-1]))
+        return X, Y, None if self.weights is None else self.weights.gather(-1, rows)
 
     def _take_on_side_stream(self) -> None:
         """A step of its own right before the capture: what torch sets up on first use must not be captured."""

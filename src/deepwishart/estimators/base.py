@@ -1,0 +1,338 @@
+"""What all estimators share: tables are encoded and standardised, a model is made, started, trained and asked."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from torch import Tensor
+
+from deepwishart.checks import require_whole
+from deepwishart.data.encoding import Missing, TableEncoder, TableError, has_categories
+from deepwishart.data.rows import Scaler, merge_rows
+from deepwishart.likelihoods import Likelihood
+from deepwishart.models import DeepKernelProcess
+from deepwishart.objectives import predict_f, predict_in_chunks
+from deepwishart.predictive import Predictive
+from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp, start_from
+from deepwishart.training import History, TrainingConfig, train
+
+__all__ = ["DeepKernelEstimator"]
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+# A fit has settled when the ELBO has risen by less than this, in nats per row, over so many checks of 50 steps.
+_TOLERANCE, _PATIENCE = 1e-2, 3
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DeepKernelEstimator(BaseEstimator, ABC):
+    """A deep kernel process behind scikit-learn's interface. Use one of its six kinds, such as ``DWPRegressor``.
+
+    Attributes:
+        depth: Hidden layers and the output; 1 is a sparse GP.
+        num_inducing: Inducing points; by default as many as the data ask for, from 200 to 300.
+        kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
+        likelihood: Name of a likelihood; by default what suits the task.
+        num_steps: Steps of training at most: a fit ends when its ELBO has settled.
+        num_samples: Posterior samples a step.
+        num_predict_samples: Posterior samples of a prediction.
+        learning_rate: Of Adam.
+        batch_size: Rows a step; by default all of up to 2,048, else 1,024.
+        n_replicas: Members of an ensemble, trained in one pass; predictions are those of their mixture.
+        missing: What to do about missing values: ``"refuse"`` or ``"impute"``, with the median or the most frequent
+            category.
+        warm_start: Go on from the last fit instead of starting anew.
+        random_state: Seed; the same gives the same fit on the same machine, and the same predictions.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or any other name of torch's.
+        dtype: ``"float64"`` or ``"float32"``.
+        checkpoint: A file for the state of an unfinished fit: the same call goes on from it after a crash. It is
+            removed when the fit is done.
+        verbose: Whether to show a progress bar.
+    """
+
+    depth: int = 2
+    num_inducing: int | None = None
+    kernel: str = "squared-exponential"
+    likelihood: str | None = None
+    num_steps: int = 1_000
+    num_samples: int = 3
+    num_predict_samples: int = 100
+    learning_rate: float = 1e-2
+    batch_size: int | None = None
+    n_replicas: int = 1
+    missing: Missing = "refuse"
+    warm_start: bool = False
+    random_state: Any = None
+    device: str = "auto"
+    dtype: str = "float64"
+    checkpoint: str | os.PathLike[str] | None = None
+    verbose: bool = False
+
+    # What the kinds of estimators differ in
+
+    @abstractmethod
+    def _encode_targets(self, y: Any) -> np.ndarray:
+        """Targets as numbers, shape ``(rows, outputs)``; learns what decoding needs."""
+
+    @abstractmethod
+    def _decode_targets(self, y: Any) -> np.ndarray:
+        """Targets of new rows as numbers, shape ``(rows, outputs)``, by what was learned."""
+
+    @abstractmethod
+    def _make_likelihood(self) -> Likelihood:
+        """The likelihood, after :meth:`_encode_targets`."""
+
+    @abstractmethod
+    def _scale_targets(self, Y: np.ndarray, weights: np.ndarray | None) -> Scaler:
+        """Standard units of the targets."""
+
+    @abstractmethod
+    def _regression_targets(self, Y: Tensor) -> Tensor:
+        """Real numbers that tell which inputs matter, for the GP that a fit starts from."""
+
+    @abstractmethod
+    def _make_model(self, X: Tensor, Y: Tensor, **options: Any) -> DeepKernelProcess:
+        """A model for data of shape (R, rows, …)."""
+
+    # The fit
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit to a table.
+
+        Args:
+            X: Array, or pandas or polars data frame, shape ``(rows, columns)``. A frame may have categorical columns.
+            y: Targets, shape ``(rows)`` or ``(rows, outputs)``.
+            sample_weight: How often each row counts, shape ``(rows)``.
+        """
+        self._check_parameters()
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        continued = self.warm_start and hasattr(self, "model_")
+        X = self._encode_inputs(X, learn=True)
+        Y = self._encode_targets(y)
+        check_consistent_length(X, Y)
+        self.target_names_ = _target_names(y, Y.shape[1])
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            if not weights.any():
+                raise ValueError("sample_weight must not be all zero.")
+        X, Y, weights = merge_rows(X, Y, weights)
+        self.x_scaler_, self.y_scaler_ = Scaler.fit(X, weights), self._scale_targets(Y, weights)
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        R = self.n_replicas
+        inputs, targets = (
+            self._tensor(values).expand(R, *values.shape).contiguous()
+            for values in (self.x_scaler_.forward(X), self.y_scaler_.forward(Y))
+        )
+        if not (continued and self._suits(inputs, targets)):
+            self.model_: DeepKernelProcess = self._start_model(inputs, targets)
+        return self._train(inputs, targets, None if weights is None else self._tensor(weights).expand(R, -1))
+
+    def _check_parameters(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype must be 'float64' or 'float32', got {self.dtype!r}.")
+        for name in ("n_replicas", "depth", "num_steps", "num_samples", "num_predict_samples"):
+            require_whole(name, getattr(self, name))
+        if self.num_inducing is not None:
+            require_whole("num_inducing", self.num_inducing)
+
+    def _start_model(self, inputs: Tensor, targets: Tensor) -> DeepKernelProcess:
+        """A model that begins where a plain GP has come to."""
+        generator = torch.Generator().manual_seed(self.seed_)
+        inputs, targets = inputs.cpu(), targets.cpu()  # what chooses rows is small, and the same on every device
+        gp = fit_shallow_gp(inputs[0], self._regression_targets(targets[0]), generator=generator)
+        self.gp_ = gp
+        M = count_inducing(inputs[0], gp) if self.num_inducing is None else self.num_inducing
+        model = self._make_model(
+            inputs,
+            targets,
+            depth=self.depth,
+            num_inducing=M,
+            kernel=self.kernel,
+            likelihood=self._make_likelihood(),
+            generator=generator,
+            **self._model_options(),
+        )
+        replicated = ShallowGP(*(part.expand(len(inputs), *part.shape) for part in gp))
+        start_from(model, replicated, inputs.shape[-2])
+        return model.to(self._device)
+
+    def _model_options(self) -> dict[str, Any]:
+        """What else a model is made with, beside what a user chose."""
+        # A second latent function, of the noise, is not known as well as the first.
+        return {"output_precision": "separate-full"} if self.likelihood == "heteroscedastic" else {}
+
+    def _suits(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether the last fit's model has the shape that these data need."""
+        model = self.model_
+        expected = (inputs.shape[0], inputs.shape[-1], targets.shape[-1], self.depth, self._torch_dtype)
+        Z = model.inducing_inputs
+        return (Z.shape[0], Z.shape[-1], model.num_outputs, model.depth, Z.dtype) == expected
+
+    def _train(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Self:
+        checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
+        config = TrainingConfig(
+            num_steps=self.num_steps,
+            num_samples=self.num_samples,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            schedule="plateau",
+            annealing_steps=0,
+            tolerance=_TOLERANCE,
+            stop_when_settled=True,
+            plateau_patience=_PATIENCE,
+        )
+        self.history_: History = train(
+            self.model_,
+            inputs,
+            targets,
+            config,
+            seed=self.seed_,
+            weights=weights,
+            checkpoint=checkpoint,
+            resume=True,
+            progress=bool(self.verbose),
+        )
+        if checkpoint is not None:
+            checkpoint.unlink(missing_ok=True)
+        kept = [r for r in range(self.n_replicas) if r not in self.history_.retired]
+        self.replicas_ = np.array(kept)
+        self.elbo_ = float(self.history_.recent_elbo()[kept].mean())
+        self.n_iter_ = self.history_.num_steps
+        return self
+
+    # Inputs
+
+    def encode(self, X: Any) -> np.ndarray:
+        """The matrix of numbers that the model reads, before standardisation; see the encoder for its columns."""
+        check_is_fitted(self)
+        return self._encode_inputs(X, learn=False)
+
+    def as_table(self, X: Any) -> pd.DataFrame:
+        """New rows as a data frame with the columns of the fit."""
+        check_is_fitted(self)
+        return self._table(X, learn=False)
+
+    def _encode_inputs(self, X: Any, learn: bool) -> np.ndarray:
+        table = self._table(X, learn)
+        if learn:
+            self.encoder_ = TableEncoder.fit(table, self.missing)
+        return self.encoder_.transform(table)
+
+    def _table(self, X: Any, learn: bool) -> pd.DataFrame:
+        """A data frame from whatever was given; checked as scikit-learn does, or left to the encoder."""
+        if type(X).__module__.startswith("polars"):
+            X = pd.DataFrame(X.to_dict(as_series=False))
+        if isinstance(X, pd.DataFrame) and (has_categories(X) if learn else self.encoder_.has_categories):
+            validate_data(self, X, skip_check_array=True, reset=learn)
+            if len(X) < 1:
+                raise TableError("The table has no rows.")
+            return X
+        if not learn and self.encoder_.has_categories:
+            names = ", ".join(column.name for column in self.encoder_.columns)
+            raise TableError(f"The model was fitted to a data frame with categories. Give one with {names}.")
+        finite = "allow-nan" if self.missing == "impute" else True
+        numbers = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=learn)
+        columns = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+        return pd.DataFrame(numbers, columns=list(columns))
+
+    @property
+    def _torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.as_tensor(values, dtype=self._torch_dtype, device=self._device)
+
+    # Predictions
+
+    @abstractmethod
+    def predict_table(self, X: Any, levels: Sequence[float] = (0.05, 0.95)) -> pd.DataFrame:
+        """All that is predicted of the rows of X, in a data frame."""
+
+    def _inputs(self, X: Any) -> Tensor:
+        """Standardised inputs of a fitted model, shape ``(R, rows, D)``."""
+        check_is_fitted(self)
+        Z = self.model_.inducing_inputs
+        inputs = torch.as_tensor(self.x_scaler_.forward(self._encode_inputs(X, learn=False)), dtype=Z.dtype)
+        return inputs.to(Z.device).expand(len(Z), *inputs.shape)
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator(self.model_.inducing_inputs.device).manual_seed(self.seed_)
+
+    def _predictives(self, X: Any) -> Iterator[Predictive]:
+        """Predictive mixtures of y in standard units, some rows at a time; the same for a row at every call."""
+        kept = torch.as_tensor(self.replicas_)
+        for predictive in predict_in_chunks(self.model_, self._inputs(X), self.num_predict_samples, self._generator()):
+            yield predictive.pool(kept)
+
+    def _collect(self, X: Any, ask: Callable[[Predictive], Tensor], dim: int = 0) -> np.ndarray:
+        """What is asked of the predictive mixtures of all rows."""
+        with torch.no_grad():
+            return torch.cat([ask(predictive) for predictive in self._predictives(X)], dim).numpy(force=True)
+
+    def _collect_pairs(self, X: Any, y: Any, ask: Callable[[Predictive, Tensor], Tensor]) -> np.ndarray:
+        """What is asked of the predictive mixtures at given targets."""
+        Y = self.y_scaler_.forward(self._decode_targets(y))
+        check_consistent_length(X, Y)
+        at, parts, Z = 0, [], self.model_.inducing_inputs
+        with torch.no_grad():
+            for predictive in self._predictives(X):
+                rows = predictive.components.batch_shape[2]
+                targets = torch.as_tensor(Y[at : at + rows], dtype=Z.dtype, device=Z.device)
+                parts.append(ask(predictive, targets))
+                at += rows
+        return torch.cat(parts).numpy(force=True)
+
+    def log_likelihood(self, X: Any, y: Any, *, per_row: bool = False) -> Any:
+        """log p(y | x) in the user's units, by log-mean-exp over samples; the mean over rows, or of each."""
+        check_is_fitted(self)
+        each = self._collect_pairs(X, y, lambda predictive, Y: predictive.log_prob(Y))
+        each = each - np.log(self.y_scaler_.scale).sum()
+        return each if per_row else float(each.mean())
+
+    def _predict_latent(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the latent functions, in standard units."""
+        inputs = self._inputs(X)
+        predictive = predict_f(self.model_, inputs, self.num_predict_samples, self._generator())
+        pooled = predictive.pool(torch.as_tensor(self.replicas_))
+        return pooled.mean.numpy(force=True), pooled.stddev.numpy(force=True)
+
+    # Files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-describing safetensors file; :func:`deepwishart.load` reads it."""
+        from deepwishart.files import save
+
+        save(self, path)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "replicas_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "impute"
+        tags.non_deterministic = False
+        return tags
+
+
+def _target_names(y: Any, outputs: int) -> list[str]:
+    """Those of a data frame or series, else ``y``, or ``y0``, ``y1``, …"""
+    names = list(getattr(y, "columns", [getattr(y, "name", None)] if outputs == 1 else []))
+    if len(names) != outputs or None in names:
+        return ["y"] if outputs == 1 else [f"y{i}" for i in range(outputs)]
+    return [str(name) for name in names]

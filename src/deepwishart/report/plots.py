@@ -1,0 +1,241 @@
+"""Plots of a fitted estimator. Each returns a matplotlib figure, and touches no global state."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from deepwishart.metrics import calibration
+from deepwishart.objectives import sample_grams
+
+__all__ = [
+    "plot_calibration",
+    "plot_confusion",
+    "plot_effects",
+    "plot_elbo",
+    "plot_grams",
+    "plot_predictions",
+    "plot_relevance",
+    "plot_reliability",
+    "plot_residuals",
+]
+
+_BLUE, _ORANGE, _GREY = "#2b6cb0", "#dd6b20", "#718096"
+_MAX_POINTS = 2_000
+_GRID = 60
+
+
+def plot_predictions(estimator: Any, X: Any, y: Any, output: int = 0) -> Figure:
+    """Predicted against true values, with 90 % intervals."""
+    truth, mean, lower, upper = _intervals(estimator, X, y, output)
+    figure, axes = _figure()
+    axes.errorbar(
+        truth, mean, [mean - lower, upper - mean], fmt="o", ms=3, lw=0.6, color=_BLUE, ecolor="#90cdf4", alpha=0.8
+    )
+    ends = [min(truth.min(), lower.min()), max(truth.max(), upper.max())]
+    axes.plot(ends, ends, color=_GREY, lw=1)
+    axes.set(xlabel="true value", ylabel="prediction and 90 % interval")
+    return figure
+
+
+def plot_residuals(estimator: Any, X: Any, y: Any, output: int = 0) -> Figure:
+    """Residuals in units of their predicted standard deviation, against the prediction."""
+    mean, std = (_column(values, output) for values in estimator.predict(X, return_std=True))
+    z = (_column(y, output) - mean) / std
+    some = _some(len(z))
+    figure, axes = _figure()
+    axes.axhspan(-1.645, 1.645, color="#ebf8ff", zorder=0)
+    axes.axhline(0, color=_GREY, lw=1)
+    axes.plot(mean[some], z[some], "o", ms=3, color=_BLUE, alpha=0.7)
+    axes.set(xlabel="prediction", ylabel="residual / predicted std", title="90 % should lie in the band")
+    return figure
+
+
+def plot_calibration(estimator: Any, X: Any, y: Any) -> Figure:
+    """Observed coverage of central intervals against the promised one."""
+    found = calibration(estimator.pit(X, y))
+    figure, axes = _figure()
+    axes.plot([0, 1], [0, 1], color=_GREY, lw=1)
+    axes.plot(found.level, found.observed, "o-", ms=3, color=_BLUE)
+    axes.set(xlabel="promised coverage", ylabel="observed coverage", title=f"mean error {found.error:.3f}")
+    return figure
+
+
+def plot_reliability(estimator: Any, X: Any, y: Any, bins: int = 10) -> Figure:
+    """Frequency of the predicted class against its probability."""
+    probabilities = estimator.predict_proba(X)
+    confidence = probabilities.max(1)
+    right = estimator.classes_[probabilities.argmax(1)] == np.asarray(y).ravel()
+    which = np.minimum((confidence * bins).astype(int), bins - 1)
+    filled = [b for b in range(bins) if (which == b).any()]
+    figure, axes = _figure()
+    axes.plot([0, 1], [0, 1], color=_GREY, lw=1)
+    axes.plot(
+        [confidence[which == b].mean() for b in filled], [right[which == b].mean() for b in filled], "o-", color=_BLUE
+    )
+    axes.set(xlabel="probability of the predicted class", ylabel="how often it was right", xlim=(0, 1), ylim=(0, 1.02))
+    return figure
+
+
+def plot_confusion(estimator: Any, X: Any, y: Any) -> Figure:
+    """Counts of true and predicted classes."""
+    classes = estimator.classes_
+    truth, predicted = (np.searchsorted(classes, values) for values in (np.asarray(y).ravel(), estimator.predict(X)))
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (truth, predicted), 1)
+    figure, axes = _figure()
+    axes.imshow(counts, cmap="Blues")
+    if len(classes) <= 12:
+        for (i, j), count in np.ndenumerate(counts):
+            axes.text(
+                j, i, str(count), ha="center", va="center", color="white" if count > counts.max() / 2 else "black"
+            )
+        axes.set_xticks(range(len(classes)), [str(c) for c in classes], rotation=45, ha="right")
+        axes.set_yticks(range(len(classes)), [str(c) for c in classes])
+    axes.set(xlabel="predicted class", ylabel="true class")
+    return figure
+
+
+def plot_elbo(estimator: Any) -> Figure:
+    """The ELBO per row during the fit, one line a replica."""
+    elbo = estimator.history_.elbo
+    window = max(1, len(elbo) // 50)
+    steps = np.arange(window, len(elbo) + 1)
+    figure, axes = _figure()
+    for replica in range(elbo.shape[1]):
+        smooth = np.convolve(np.nan_to_num(elbo[:, replica], neginf=np.nan), np.ones(window) / window, "valid")
+        axes.plot(steps, smooth, lw=1.2, color=_BLUE, alpha=1 if elbo.shape[1] == 1 else 0.6)
+    finite = elbo[np.isfinite(elbo)]
+    if finite.size:
+        low, high = np.quantile(finite, [0.05, 1])
+        axes.set_ylim(low - 0.1 * (high - low) - 1e-6, high + 0.1 * (high - low) + 1e-6)
+    axes.set(xlabel="step", ylabel="ELBO per row (standard units)")
+    return figure
+
+
+def plot_relevance(estimator: Any, most: int = 20) -> Figure:
+    """Relevance of the inputs: inverse ARD lengthscales, in units of the columns' standard deviations."""
+    names, relevance = input_relevance(estimator)
+    order = np.argsort(relevance)[::-1][:most][::-1]
+    figure, axes = _figure(height=max(2.2, 0.28 * len(order) + 0.8))
+    axes.barh([_short(names[i]) for i in order], relevance[order], color=_BLUE)
+    axes.set(xlabel="relevance (1 / lengthscale)")
+    return figure
+
+
+def plot_grams(estimator: Any, num_samples: int = 50) -> Figure:
+    """The Gram matrix of the inducing points below and above every hidden layer, as correlations.
+
+    Points are ordered by what the output says of them, so that a layer that has learned shows blocks.
+    """
+    model = estimator.model_
+    generator = torch.Generator(model.inducing_inputs.device).manual_seed(estimator.seed_)
+    grams = [gram[estimator.replicas_[0]].numpy(force=True) for gram in sample_grams(model, num_samples, generator)]
+    order = np.argsort(model.output.posterior.v[estimator.replicas_[0], :, 0].numpy(force=True))
+    figure = Figure(figsize=(2.6 * len(grams) + 0.6, 2.9), layout="constrained")
+    for index, (axes, gram) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(grams))), grams, strict=True)):
+        scale = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
+        picture = axes.imshow((gram / scale / scale[:, None])[np.ix_(order, order)], cmap="RdBu_r", vmin=-1, vmax=1)
+        axes.set(xticks=[], yticks=[], title="inputs" if index == 0 else f"layer {index}")
+    figure.colorbar(picture, ax=figure.axes, shrink=0.8)
+    return figure
+
+
+def plot_effects(estimator: Any, X: Any, most: int = 6, output: int = 0) -> Figure:
+    """What the prediction does when one column moves and all others stay at their median, with 90 % bands."""
+    table = estimator.as_table(X)
+    typical = {c.name: _typical(table[c.name], c.categories) for c in estimator.encoder_.columns}
+    columns = _most_relevant(estimator, most)
+    rows = -(-len(columns) // 3)
+    figure = Figure(figsize=(9, 2.6 * rows), layout="constrained")
+    for axes, column in zip(figure.subplots(rows, 3, squeeze=False).ravel(), columns, strict=False):
+        _draw_effect(axes, estimator, table, column, typical, output)
+    for axes in figure.axes[len(columns) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _draw_effect(
+    axes: Any, estimator: Any, table: pd.DataFrame, column: Any, typical: dict[str, Any], output: int
+) -> None:
+    if column.categories is None:
+        low, high = np.nanquantile(table[column.name].astype(float), [0.02, 0.98])
+        grid: Sequence[Any] = np.linspace(low, high, _GRID).tolist()
+    else:
+        grid = list(column.categories)
+    frame = pd.DataFrame([typical] * len(grid)).assign(**{column.name: grid})
+    inputs = frame if hasattr(estimator, "feature_names_in_") else frame.to_numpy()
+    if hasattr(estimator, "classes_"):
+        probabilities = estimator.predict_proba(inputs)
+        for k in range(len(estimator.classes_)) if len(estimator.classes_) > 2 else [1]:
+            axes.plot(grid, probabilities[:, k], lw=1.5, label=str(estimator.classes_[k]))
+        axes.set(ylim=(0, 1), ylabel="probability")
+        axes.legend(fontsize=7)
+    else:
+        mean = _column(estimator.predict(inputs), output)
+        lower, upper = _quantiles(estimator, inputs, output)
+        if column.categories is None:
+            axes.fill_between(grid, lower, upper, color="#bee3f8")
+            axes.plot(grid, mean, color=_BLUE)
+        else:
+            axes.errorbar(range(len(grid)), mean, [mean - lower, upper - mean], fmt="o", color=_BLUE)
+            axes.set_xticks(range(len(grid)), [_short(str(g)) for g in grid], rotation=30, ha="right")
+    axes.set(xlabel=_short(column.name))
+
+
+def input_relevance(estimator: Any) -> tuple[list[str], np.ndarray]:
+    """Names of the encoded columns, and their inverse lengthscales, mean over replicas."""
+    log_lengthscale = estimator.model_.log_input_lengthscale[estimator.replicas_].detach()
+    return estimator.encoder_.feature_names, (-log_lengthscale).exp().mean(0).numpy(force=True)
+
+
+def _most_relevant(estimator: Any, most: int) -> list[Any]:
+    """Columns of the table by the relevance of what they became."""
+    _, relevance = input_relevance(estimator)
+    ends = np.cumsum([column.width for column in estimator.encoder_.columns])
+    best = [part.max() for part in np.split(relevance, ends[:-1])]
+    return [estimator.encoder_.columns[i] for i in np.argsort(best)[::-1][:most]]
+
+
+def _typical(values: "pd.Series[Any]", categories: tuple[str, ...] | None) -> Any:
+    return (
+        float(values.astype(float).median()) if categories is None else str(values.dropna().astype(str).mode().iloc[0])
+    )
+
+
+def _intervals(estimator: Any, X: Any, y: Any, output: int) -> tuple[np.ndarray, ...]:
+    truth, mean = _column(y, output), _column(estimator.predict(X), output)
+    lower, upper = _quantiles(estimator, X, output)
+    some = _some(len(truth))
+    # The mean of a skewed mixture may lie outside of its interval by a hair.
+    return truth[some], mean[some], np.minimum(lower, mean)[some], np.maximum(upper, mean)[some]
+
+
+def _quantiles(estimator: Any, X: Any, output: int) -> tuple[np.ndarray, np.ndarray]:
+    quantiles = estimator.predict_quantiles(X, (0.05, 0.95))
+    quantiles = quantiles if quantiles.ndim == 2 else quantiles[:, output]
+    return quantiles[:, 0], quantiles[:, 1]
+
+
+def _column(values: Any, output: int) -> np.ndarray:
+    values = np.asarray(values, dtype=float)
+    return values if values.ndim == 1 else values[:, output]
+
+
+def _some(count: int) -> np.ndarray:
+    """Row numbers of at most so many points that a plot stays readable."""
+    return np.linspace(0, count - 1, min(count, _MAX_POINTS)).astype(int)
+
+
+def _short(name: str, length: int = 18) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def _figure(height: float = 3.4) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(4.6, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes

@@ -1,0 +1,225 @@
+"""A plain GP, fitted in seconds, and deep models that start from where it ends.
+
+A deep model that starts from nothing first has to find out which inputs matter and how much noise there is, and may
+settle in a poor answer: an input whose lengthscale has run away while the noise was still large never comes back. The
+marginal likelihood of an exact GP is smooth and cheap, and a quasi-Newton method finds its optimum in a hundred steps.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deepwishart.distributions.bartlett import standard_concentration
+from deepwishart.gram import FeatureGram
+from deepwishart.inducing import distinct_rows
+from deepwishart.kernels import Stationary
+from deepwishart.layers import GaussianLayer, InverseWishartLayer, WishartLayer
+from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
+from deepwishart.linalg import add_to_diagonal, cholesky, default_jitter
+from deepwishart.models import DeepKernelProcess
+
+__all__ = ["ShallowGP", "count_inducing", "fit_shallow_gp", "start_from"]
+
+_MAX_ROWS = 1_000
+_MAX_ITERATIONS = 200
+_LEAST_NOISE, _LARGEST_LOG = 1e-4, math.log(1e4)
+# Standard deviation of the noise around the inputs with which they are taken for features, relative to them.
+_FEATURE_NOISE = 0.3
+# Inducing points are enough when the variance that they leave is at most this share of the noise.
+_SHARE_OF_NOISE = 0.1
+_ROWS_TO_COUNT = 2_000
+_STRETCH = 1.0
+# Share of Ψ that stays at the prior's scale.
+_PRIOR_SHARE = 1e-3
+
+
+class ShallowGP(NamedTuple):
+    """What a GP with the kernel h² exp(−½ Σ_d (x_d − x′_d)²/ℓ_d²) and noise σ² has learned.
+
+    Attributes:
+        lengthscale: ℓ, shape ``(*batch, D)``.
+        variance: h², shape ``(*batch)``.
+        noise: σ², shape ``(*batch)``.
+    """
+
+    lengthscale: Tensor
+    variance: Tensor
+    noise: Tensor
+
+
+def fit_shallow_gp(
+    X: Tensor, Y: Tensor, max_rows: int = _MAX_ROWS, generator: torch.Generator | None = None
+) -> ShallowGP:
+    """Maximise the marginal likelihood of an exact GP, all outputs sharing its hyperparameters.
+
+    Args:
+        X: Standardised inputs, shape ``(N, D)``.
+        Y: Standardised targets, shape ``(N, outputs)``.
+        max_rows: Of more distinct rows, so many are taken at random.
+        generator: Source of randomness.
+    """
+    from scipy.optimize import minimize
+    from threadpoolctl import threadpool_limits
+
+    X, Y = _some_rows(X, Y, max_rows, generator)
+    D = X.shape[-1]
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = marginal_likelihood(X, Y, torch.from_numpy(flat).to(X))
+        if not (value.isfinite() and gradient.isfinite().all()):
+            return 1e10, np.zeros_like(flat)
+        return -value.item() / Y.numel(), -gradient.double().numpy(force=True) / Y.numel()
+
+    start = np.concatenate([np.full(D, 0.5 * math.log(D)), [0.0, 0.0]])
+    bounds = [(-_LARGEST_LOG, _LARGEST_LOG)] * (D + 1) + [(math.log(_LEAST_NOISE), math.log(10.0))]
+    # Two pools of threads that wait by spinning, torch's and that of SciPy's BLAS, would stop each other.
+    with threadpool_limits(1, user_api="blas"):
+        found: Any = minimize(
+            objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MAX_ITERATIONS}
+        )
+    lengthscale, variance, noise = torch.from_numpy(found.x).to(X).exp().split([D, 1, 1])
+    return ShallowGP(lengthscale, variance[0], noise[0])
+
+
+def _some_rows(X: Tensor, Y: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Distinct rows: repeated ones would speak for no noise at all where targets are few values."""
+    rows = distinct_rows(X)
+    order = torch.randperm(len(rows), generator=generator, device=X.device)
+    chosen = rows[order[:count]]
+    return X[chosen], Y[chosen]
+
+
+def marginal_likelihood(X: Tensor, Y: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The log marginal likelihood of all columns of Y together, and its gradient.
+
+    With :math:`W = \tfrac12(\alpha\alpha^\top - C\,\Sigma^{-1}) \circ K`, where :math:`\Sigma = K + \sigma^2 I` and
+    :math:`\alpha = \Sigma^{-1} Y` has C columns, a lengthscale has the gradient
+    :math:`\sum_{ij} W_{ij} (z_{id} - z_{jd})^2` in its logarithm: two products, for all of them.
+
+    Args:
+        X: Shape ``(N, D)``.
+        Y: Shape ``(N, C)``.
+        logs: log ℓ, log h², log σ², shape ``(D + 2)``.
+    """
+    (N, D), C = X.shape, Y.shape[-1]
+    Z, variance, noise = X * (-logs[:D]).exp(), logs[D].exp(), logs[D + 1].exp()
+    squares = 0.5 * (Z * Z).sum(-1)
+    K = torch.addmm(logs[D] - squares, Z, Z.mT).sub_(squares[:, None]).exp_()
+    white = noise + default_jitter(X.dtype) * variance
+    L, _ = torch.linalg.cholesky_ex(add_to_diagonal(K, white))
+    inverse = torch.cholesky_inverse(L)
+    alpha = inverse @ Y
+    value = -0.5 * (Y * alpha).sum() - C * (L.diagonal().log().sum() + 0.5 * N * math.log(2 * math.pi))
+    outer = 0.5 * torch.addmm(inverse, alpha, alpha.mT, beta=-C)
+    trace = outer.diagonal().sum()
+    W = outer * K
+    to_lengthscale = 2 * ((W.sum(-1, keepdim=True) * Z * Z).sum(0) - (Z * (W @ Z)).sum(0))
+    to_variance = W.sum() + trace * default_jitter(X.dtype) * variance
+    return value, torch.cat([to_lengthscale, to_variance[None], (trace * noise)[None]])
+
+
+def count_inducing(X: Tensor, gp: ShallowGP, least: int = 200, most: int = 300) -> int:
+    """How many inducing points a table (N, D) asks for, by what the GP has learned of it.
+
+    Points are chosen one by one where the GP is least certain given those before, until what is left of its variance
+    is small beside the noise: from there on, a sparse GP is as good as an exact one [B2019].
+    """
+    # A pivoted Cholesky factorisation, of which only the diagonal that is left is needed.
+    Z = X[torch.linspace(0, len(X) - 1, min(len(X), _ROWS_TO_COUNT)).long()] / gp.lengthscale
+    left = gp.variance.expand(len(Z)).clone()
+    rows = Z.new_zeros(0, len(Z))
+    most = min(most, len(Z))
+    while len(rows) < most and (len(rows) < least or left.mean() > _SHARE_OF_NOISE * gp.noise):
+        pivot = left.argmax()
+        kernel = gp.variance * (-0.5 * ((Z - Z[pivot]) ** 2).sum(-1)).exp()
+        row = (kernel - rows[:, pivot] @ rows) / left[pivot].clamp_min(1e-12).sqrt()
+        rows = torch.cat([rows, row[None]])
+        left = (left - row**2).clamp_min(0)
+    return len(rows)
+
+
+@torch.no_grad()
+def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: int) -> None:
+    """Let a deep model begin as the GP, softly: its hidden features are the scaled inputs, seen through noise.
+
+    Lengthscales and features suit every likelihood; height and noise are taken over by those of real numbers.
+
+    Args:
+        model: Wishart layers must be whitened.
+        gp: Fitted to the model's data.
+        num_data: Rows of that data; an inducing point stands for num_data/M of them.
+    """
+    Z, D = model.inducing_inputs, model.inducing_inputs.shape[-1]
+    scaled = Z / gp.lengthscale[..., None, :]
+    # In units in which the features of a point have a squared norm of one on average, as those of every layer have.
+    unit = (scaled**2).sum(-1).mean(-1).sqrt()
+    unit = torch.where(unit > 0, unit, 1.0)  # a single row is all zeros
+    features = scaled / unit[..., None, None]
+    if any(isinstance(layer, InverseWishartLayer) for layer in model.layers) or not len(model.layers):
+        unit = torch.ones_like(unit)  # no features: the kernel of the inputs is the GP's
+    model.log_input_lengthscale.copy_((_STRETCH * gp.lengthscale * unit[..., None] / D**0.5).log())
+    below = model.input_gram(Z[..., :0, :])
+    for layer in model.layers:
+        if isinstance(layer, WishartLayer):
+            _start_wishart(layer, below, features)
+        elif isinstance(layer, GaussianLayer):
+            layer.posterior.v.copy_(layer.df**0.5 * _fit_width(features, layer.df))
+            layer.posterior.log_precision.fill_(-2 * math.log(_FEATURE_NOISE))
+        below = FeatureGram(features, features[..., :0, :].mT, features[..., :0, 0])
+    kernel = model.output.kernel
+    if model.layers and isinstance(kernel, Stationary):
+        kernel.log_lengthscale.copy_(-unit.log())
+    if isinstance(model.likelihood, Gaussian | HeteroscedasticGaussian | StudentT):
+        _start_output(model, gp, num_data)
+    else:
+        precision = model.likelihood.pseudo_precision * num_data / Z.shape[-2]
+        model.output.posterior.log_precision.fill_(math.log(precision))
+
+
+def _start_output(model: DeepKernelProcess, gp: ShallowGP, num_data: int) -> None:
+    """Height, noise, and the precision with which inducing points know their targets."""
+    kernel, likelihood, posterior = model.output.kernel, model.likelihood, model.output.posterior
+    if isinstance(kernel, Stationary):
+        kernel.log_height.copy_(0.5 * gp.variance.log())
+    log_noise = gp.noise.log()[..., None]
+    if isinstance(likelihood, StudentT):
+        likelihood.log_scale.copy_(0.5 * log_noise.expand_as(likelihood.log_scale))
+    elif isinstance(likelihood, Gaussian | HeteroscedasticGaussian):
+        likelihood.log_noise.copy_(log_noise.expand_as(likelihood.log_noise))
+    if posterior.groups in (1, model.num_outputs) or isinstance(likelihood, HeteroscedasticGaussian):
+        seen = posterior.log_precision[..., : model.num_outputs, :]
+        seen.copy_((math.log(num_data / seen.shape[-1]) - log_noise[..., None]).expand_as(seen))
+
+
+def _fit_width(features: Tensor, width: int) -> Tensor:
+    """The features of a given width whose Gram matrix is nearest: principal ones, or with zeros beside them."""
+    if width < features.shape[-1]:
+        U, s, _ = torch.linalg.svd(features, full_matrices=False)
+        features = (U * s[..., None, :])[..., :width]
+    return nn.functional.pad(features, (0, width - features.shape[-1]))
+
+
+def _start_wishart(layer: WishartLayer, below: FeatureGram, features: Tensor) -> None:
+    """A posterior of F = L W as if features had been F seen through noise: W has precision RRᵀ = I + LᵀL/s²."""
+    q, (M, r) = layer.posterior, layer.posterior.loc.shape[-2:]
+    L = cholesky(layer.kernel.ii(below), layer.jitter).tril / q.df**0.5
+    precision = q.df / _FEATURE_NOISE**2  # in units of the prior's scale, K/ν
+    identity = torch.eye(M, dtype=L.dtype, device=L.device)
+    R = cholesky(identity + precision * (L.mT @ L), jitter=0.0)
+    mean = R.solve(precision * (L.mT @ _fit_width(features, r)))
+    q.V.copy_(R.tril_inverse.mT)
+    q.q_logit.copy_(torch.full_like(q.q_logit, 1 - _PRIOR_SHARE).logit())
+    rest, added = q.tensors.scale_parts
+    W = cholesky(add_to_diagonal(added, rest), jitter=0.0).tril_inverse @ mean
+    # Turned so that the first r rows are lower triangular with a positive diagonal: the Gram matrix does not change.
+    Q, upper = torch.linalg.qr(W[..., :r, :].mT)
+    T = W @ (Q * torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None, :])
+    q.loc.copy_(T)
+    # T_jj² has the mean of a χ² with ν − j degrees of freedom and the noncentrality t².
+    t = T[..., :r, :].diagonal(dim1=-2, dim2=-1)
+    q.log_concentration.copy_((standard_concentration(q.df, r, t) + 0.5 * t**2).log())
+    q.log_rate.fill_(math.log(0.5))
+    q.log_scale.zero_()
