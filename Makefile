@@ -3,12 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test prove bench clean
+.PHONY: help demo test wheel docs prove bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    draw the paper's probability plot into probability_plot.png"
+	@echo "make demo    fit the diabetes data, compare with simpler models, write report.html and diabetes.safetensors"
 	@echo "make test    run the test suite, ruff and mypy"
+	@echo "make wheel   build the wheel, install it into a clean environment and run the examples of all pages there"
+	@echo "make docs    build the API reference from the docstrings into site/"
 	@echo "make prove   run the long proofs, the mutants and the random starts, and write docs/proofs.md (hours)"
 	@echo "make bench   time a training step against GPyTorch and the paper's algorithm, and the distributions (20 minutes)"
 	@echo "make clean   remove .venv and every cache"
@@ -28,6 +30,20 @@ demo: $(READY)
 test: $(READY)
 	@$(BIN)/python -m pytest
 
+# Outside of the repository nothing but the wheel can be imported.
+wheel:
+	@rm -rf dist .venv-wheel
+	@$(PYTHON) -m venv .venv-wheel
+	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+		.venv-wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@PIP_CONSTRAINT=constraints.txt .venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	@.venv-wheel/bin/python tests/run_examples.py README.md docs/*.md
+	@.venv-wheel/bin/deepwishart --version
+
+docs: $(READY)
+	@$(BIN)/python -m pdoc --docformat google --math --output-directory site deepwishart
+	@echo "Wrote site/index.html"
+
 prove: $(READY)
 	@$(BIN)/python -m pytest --prove
 	@$(BIN)/python -m tests.mutants
@@ -39,4 +55,4 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/distributions.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-wheel dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

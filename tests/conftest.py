@@ -10,20 +10,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from deepwishart.data.rows import Scaler
+from deepwishart.data.uci import UCI, load_table
 from tests.proofs import Proofs
 
 REPOSITORY = Path(__file__).parents[1]
-UCI_SETS = {
-    "boston": "bostonHousing",
-    "concrete": "concrete",
-    "energy": "energy",
-    "kin8nm": "kin8nm",
-    "naval": "naval-propulsion-plant",
-    "power": "power-plant",
-    "protein": "protein-tertiary-structure",
-    "wine": "wine-quality-red",
-    "yacht": "yacht",
-}
+NO_UCI = "no UCI data: put it into ../shared/uci or set DEEPWISHART_DATA"
 _PROOFS = pytest.StashKey[Proofs]()
 
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)
@@ -64,24 +56,36 @@ def _seeded() -> Iterator[None]:
     assert before == (torch.get_default_dtype(), torch.is_grad_enabled())
 
 
-@pytest.fixture(params=sorted(UCI_SETS), ids=lambda name: f"uci-{name}")
+@pytest.fixture(params=sorted(UCI), ids=lambda name: f"uci-{name}")
 def uci_inputs(request: pytest.FixtureRequest) -> torch.Tensor:
     """Standardised inputs of one of the nine real sets, float64, all rows."""
     table = read_uci(request.param)
     if table is None:
-        pytest.skip("no UCI data: put it into ../shared/uci or set DEEPWISHART_DATA")
+        pytest.skip(NO_UCI)
     return table[:, :-1]
+
+
+@pytest.fixture
+def uci_folder() -> Path:
+    """Where the nine real sets are."""
+    folder = find_uci()
+    if folder is None:
+        pytest.skip(NO_UCI)
+    return folder
+
+
+def find_uci() -> Path | None:
+    """The folder of the real sets, if there is one: tests never fetch."""
+    folders = [os.environ.get("DEEPWISHART_DATA"), REPOSITORY.parent / "shared" / "uci"]
+    return next((Path(folder) for folder in folders if folder and Path(folder).is_dir()), None)
 
 
 @functools.cache
 def read_uci(name: str) -> torch.Tensor | None:
     """Standardised inputs and, in the last column, targets of a set; ``None`` where there is no copy of the data."""
-    folders = [os.environ.get("DEEPWISHART_DATA"), REPOSITORY.parent / "shared" / "uci"]
-    folder = next((Path(folder) for folder in folders if folder and Path(folder).is_dir()), None)
+    folder = find_uci()
     if folder is None:
         return None
-    source = folder / UCI_SETS[name]
-    columns = [np.loadtxt(source / f"index_{kind}.txt", ndmin=1).astype(int) for kind in ("features", "target")]
-    data = np.loadtxt(source / "data.txt")[:, np.concatenate(columns)]
-    spread = data.std(0)
-    return torch.from_numpy((data - data.mean(0)) / np.where(spread > 0, spread, 1.0))
+    X, y = load_table(name, folder)
+    data = np.concatenate([X, y[:, None]], 1)
+    return torch.from_numpy(Scaler.fit(data).forward(data))

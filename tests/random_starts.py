@@ -13,8 +13,9 @@ from collections import Counter
 
 import torch
 
+from deepwishart.data.uci import UCI
 from deepwishart.objectives import elbo
-from tests.conftest import UCI_SETS, read_uci
+from tests.conftest import read_uci
 from tests.layers.instances import perturb
 from tests.model_instances import METHODS, build
 from tests.proofs import PAGE, machine, write_section
@@ -44,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if read_uci("yacht") is None:
         sys.exit("There is no UCI data: put it into ../shared/uci or set DEEPWISHART_DATA.")
-    kinds = itertools.product(METHODS, (torch.float64, torch.float32), UCI_SETS)
+    kinds = itertools.product(METHODS, (torch.float64, torch.float32), UCI)
     turns = itertools.islice(itertools.cycle(list(kinds)), arguments.starts)
     done: Counter[str] = Counter()
     bad: list[str] = []

@@ -12,6 +12,7 @@ import torch
 
 import deepwishart
 from deepwishart.distributions import wishart
+from tests import run_examples
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -26,13 +27,25 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_the_training_core_needs_torch_and_numpy_alone() -> None:
-    blocked = ("scipy", "matplotlib", "rich", "typer", "pydantic", "sklearn", "pandas", "safetensors")
+    blocked = (
+        "scipy",
+        "matplotlib",
+        "rich",
+        "typer",
+        "pydantic",
+        "sklearn",
+        "pandas",
+        "safetensors",
+        "jinja2",
+        "pooch",
+    )
+    rooms = ("train", "models", "objectives", "predictive", "distributions", "kernels", "layers", "likelihoods")
     code = f"""
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None
 import deepwishart
-for name in deepwishart.__all__:
+for name in {rooms!r}:
     getattr(deepwishart, name)
 """
     done = run_python(code)
@@ -58,15 +71,10 @@ def test_rooms_are_attributes() -> None:
         _ = deepwishart.nonsense
 
 
-def test_the_readmes_examples_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in REPOSITORY.glob("docs/*.md"))])
+def test_the_examples_of_every_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
-    assert "tensor" in capsys.readouterr().out
+    assert run_examples.run(REPOSITORY / page) or page != "README.md"
 
 
 def test_the_docstrings_examples_run() -> None:

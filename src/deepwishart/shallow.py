@@ -27,11 +27,12 @@ _MAX_ROWS = 1_000
 _MAX_ITERATIONS = 200
 _LEAST_NOISE, _LARGEST_LOG = 1e-4, math.log(1e4)
 # Standard deviation of the noise around the inputs with which they are taken for features, relative to them.
-_FEATURE_NOISE = 0.3
+_FEATURE_NOISE = 0.5
 # Inducing points are enough when the variance that they leave is at most this share of the noise.
 _SHARE_OF_NOISE = 0.1
 _ROWS_TO_COUNT = 2_000
-_STRETCH = 1.0
+# Lengthscales of the first kernel, relative to the spread of the scaled inputs: features start close to linear in them.
+_STRETCH = 2.0
 # Share of Ψ that stays at the prior's scale.
 _PRIOR_SHARE = 1e-3
 
@@ -159,8 +160,10 @@ def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: int) -> None:
     unit = torch.where(unit > 0, unit, 1.0)  # a single row is all zeros
     features = scaled / unit[..., None, None]
     if any(isinstance(layer, InverseWishartLayer) for layer in model.layers) or not len(model.layers):
-        unit = torch.ones_like(unit)  # no features: the kernel of the inputs is the GP's
-    model.log_input_lengthscale.copy_((_STRETCH * gp.lengthscale * unit[..., None] / D**0.5).log())
+        unit, stretch = torch.ones_like(unit), 1.0  # no features: the kernel of the inputs is the GP's
+    else:
+        stretch = _STRETCH
+    model.log_input_lengthscale.copy_((stretch * gp.lengthscale * unit[..., None] / D**0.5).log())
     below = model.input_gram(Z[..., :0, :])
     for layer in model.layers:
         if isinstance(layer, WishartLayer):

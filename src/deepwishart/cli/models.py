@@ -256,9 +256,7 @@ def _check_target(y: Any, task: Task) -> tuple[Any, Task]:
             fail("Classification takes one target.")
         return (y.astype(str) if words else y), task
     if words:
-        fail(
-            f"The target {frame.columns[0]!r} holds words, not numbers. Correct it, or pass --task classification."
-        )
+        fail(f"The target {frame.columns[0]!r} holds words, not numbers. Correct it, or pass --task classification.")
     numbers = TableEncoder.fit(frame).transform(frame)
     return frame.assign(**{name: numbers[:, i] for i, name in enumerate(frame.columns)}).squeeze(axis=1), task
 

@@ -36,11 +36,7 @@ def read_table(path: str | os.PathLike[str], separator: str | None = None) -> pd
     table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path, separator)
     if not len(table):
         raise TableError(f"{path} has a header but no rows.")
-    names = [str(name) for name in table.columns]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise TableError(f"{path} has several columns named {', '.join(repeated)}. Rename all but one.")
-    return table.set_axis(names, axis=1)
+    return table.set_axis([str(name) for name in table.columns], axis=1)
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -82,6 +78,9 @@ def _check_header(path: Path, separator: str) -> list[str]:
             raise TableError(f"{path} is empty. It needs a header with the names of the columns, and rows.")
         if len(header) == 1:
             _check_separator(path, header[0], separator)
+        repeated = sorted({name for name in header if header.count(name) > 1})
+        if repeated:
+            raise TableError(f"{path} has several columns named {', '.join(repeated)}. Rename all but one.")
         for row in rows:
             if row and len(row) != len(header):
                 raise TableError(

@@ -77,7 +77,7 @@ def load_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> tup
     """Inputs and target of a whole set."""
     folder = fetch(name, data_dir)
     data = np.loadtxt(folder / "data.txt")
-    features = np.loadtxt(folder / "index_features.txt").astype(int)
+    features = np.loadtxt(folder / "index_features.txt", ndmin=1).astype(int)
     target = int(np.loadtxt(folder / "index_target.txt"))
     return data[:, features], data[:, target]
 
@@ -88,7 +88,7 @@ def load_split(name: str, split: int, data_dir: str | os.PathLike[str] | None = 
     if not 0 <= split < UCI[name].splits:
         raise TableError(f"{name} has splits 0 to {UCI[name].splits - 1}, got {split}.")
     folder = fetch(name, data_dir)
-    train, test = (np.loadtxt(folder / f"index_{part}_{split}.txt").astype(int) for part in ("train", "test"))
+    train, test = (np.loadtxt(folder / f"index_{part}_{split}.txt", ndmin=1).astype(int) for part in ("train", "test"))
     return Split(X[train], y[train], X[test], y[test])
 
 

@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_consistent_leng
 from torch import Tensor
 
 from deepwishart.checks import require_whole
-from deepwishart.data.encoding import Missing, TableEncoder, TableError, has_categories
+from deepwishart.data.encoding import Missing, TableEncoder, TableError
 from deepwishart.data.rows import Scaler, merge_rows
 from deepwishart.likelihoods import Likelihood
 from deepwishart.models import DeepKernelProcess
@@ -232,10 +232,10 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         """A data frame from whatever was given; checked as scikit-learn does, or left to the encoder."""
         if type(X).__module__.startswith("polars"):
             X = pd.DataFrame(X.to_dict(as_series=False))
-        if isinstance(X, pd.DataFrame) and (has_categories(X) if learn else self.encoder_.has_categories):
+        if isinstance(X, pd.DataFrame):
             validate_data(self, X, skip_check_array=True, reset=learn)
-            if len(X) < 1:
-                raise TableError("The table has no rows.")
+            if not (len(X) and X.shape[1]):
+                raise TableError(f"The table must have rows and columns, got {len(X)} and {X.shape[1]}.")
             return X
         if not learn and self.encoder_.has_categories:
             names = ", ".join(column.name for column in self.encoder_.columns)

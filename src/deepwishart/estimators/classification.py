@@ -67,14 +67,14 @@ class Classification(ClassifierMixin):
             raise ValueError("y contains NaN or None. Every row needs a class.")
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y must hold at least two classes, got one class: {self.classes_[0]!r}.")
+            raise ValueError(f"y must hold at least two classes, got one class: {self.classes_.tolist()[0]!r}.")
         return numbers.reshape(-1, 1).astype(float)
 
     def _decode_targets(self, y: Any) -> np.ndarray:
         labels = column_or_1d(y)
         unknown = ~np.isin(labels, self.classes_)
         if unknown.any():
-            raise ValueError(f"y holds the class {labels[unknown][0]!r}, which was not in the fit.")
+            raise ValueError(f"y holds the class {labels[unknown].tolist()[0]!r}, which was not in the fit.")
         return np.searchsorted(self.classes_, labels).reshape(-1, 1).astype(float)
 
     def _make_likelihood(self) -> Likelihood:

@@ -1,0 +1,230 @@
+"""What estimators predict, against answers from elsewhere."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
+from sklearn.datasets import load_iris
+
+from deepwishart.estimators import ESTIMATORS, DWPClassifier, DWPRegressor
+from deepwishart.objectives import predict
+
+QUICK: dict[str, Any] = {"num_steps": 30, "num_inducing": 20, "num_predict_samples": 40, "random_state": 0}
+
+
+def table(rows: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.RandomState(0)
+    X = 10 + 5 * rng.randn(rows, 3)
+    return X, 1_000 + 200 * np.sin(X[:, 0] / 3) + 20 * rng.randn(rows)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> DWPRegressor:
+    return DWPRegressor(**QUICK, n_replicas=2).fit(*table())
+
+
+def components(fitted: Any, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of the mixture in the user's units, shape (components, rows)."""
+    inputs = torch.from_numpy((X - fitted.x_scaler_.mean) / fitted.x_scaler_.scale)
+    generator = torch.Generator().manual_seed(fitted.seed_)
+    predictive = predict(fitted.model_, inputs.expand(2, *inputs.shape), 40, generator)
+    loc, scale = (getattr(predictive.components, name).detach().numpy() for name in ("loc", "scale"))
+    loc, scale = (values[0, ..., 0].reshape(-1, len(X)) for values in (loc, scale))
+    return loc * fitted.y_scaler_.scale + fitted.y_scaler_.mean, scale * fitted.y_scaler_.scale
+
+
+def test_mean_std_quantiles_and_likelihood_are_those_of_the_mixture(fitted: DWPRegressor) -> None:
+    X, y = table()
+    loc, scale = components(fitted, X)
+    assert loc.shape == (80, 80)
+    mean, std = fitted.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, loc.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(std**2, (scale**2).mean(0) + loc.var(0), rtol=1e-8)
+    quantiles = fitted.predict_quantiles(X[:5], (0.05, 0.8))
+    for i in range(5):
+        for j, level in enumerate((0.05, 0.8)):
+            exact = brentq(lambda q, i=i, level=level: norm.cdf(q, loc[:, i], scale[:, i]).mean() - level, 0, 2_000)
+            assert quantiles[i, j] == pytest.approx(exact, rel=1e-9)
+    density = norm.pdf(y[None], loc, scale).mean(0)
+    np.testing.assert_allclose(fitted.log_likelihood(X, y, per_row=True), np.log(density), rtol=1e-8)
+    assert fitted.log_likelihood(X, y) == pytest.approx(np.log(density).mean())
+    np.testing.assert_allclose(fitted.pit(X, y), norm.cdf(y[None], loc, scale).mean(0), rtol=1e-8)
+
+
+def test_the_crps_is_that_of_draws(fitted: DWPRegressor) -> None:
+    X, y = table(30)
+    draws = fitted.sample_y(X, 4_000)
+    other = fitted.sample_y(X, 4_000, random_state=1)
+    expected = np.abs(draws - y[:, None]).mean(1) - 0.5 * np.abs(draws - other).mean(1)
+    assert fitted.crps(X, y) == pytest.approx(expected.mean(), rel=0.03)
+
+
+def test_draws_have_the_moments_of_the_prediction(fitted: DWPRegressor) -> None:
+    X, _ = table(10)
+    draws = fitted.sample_y(X, 20_000)
+    mean, std = fitted.predict(X, return_std=True)
+    assert draws.shape == (10, 20_000)
+    assert (np.abs(draws.mean(1) - mean) < 5 * std / np.sqrt(20_000)).all()
+    np.testing.assert_allclose(draws.std(1), std, rtol=0.05)
+    assert (fitted.sample_y(X, 3) == fitted.sample_y(X, 3)).all()
+
+
+def test_f_is_narrower_than_y(fitted: DWPRegressor) -> None:
+    X, _ = table(10)
+    mean, std = fitted.predict_f(X, return_std=True)
+    np.testing.assert_allclose(mean, fitted.predict(X), rtol=1e-10)
+    _, noisy = fitted.predict(X, return_std=True)
+    assert (std < noisy).all()
+
+
+def test_units_do_not_matter() -> None:
+    X, y = table()
+    first = DWPRegressor(**QUICK).fit(X, y)
+    second = DWPRegressor(**QUICK).fit(X * [1e-3, 1, 1e3] + 7, 5 * y - 3)
+    np.testing.assert_allclose(second.predict(X * [1e-3, 1, 1e3] + 7), 5 * first.predict(X) - 3, rtol=1e-4)
+    assert second.log_likelihood(X * [1e-3, 1, 1e3] + 7, 5 * y - 3) == pytest.approx(
+        first.log_likelihood(X, y) - np.log(5), abs=1e-2
+    )
+
+
+def test_a_row_is_predicted_alike_in_any_company(fitted: DWPRegressor) -> None:
+    X, _ = table()
+    np.testing.assert_allclose(fitted.predict(X[::-1])[::-1], fitted.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(fitted.predict(X[3:4]), fitted.predict(X)[3:4], rtol=1e-12)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "student-t", "poisson"])
+def test_every_likelihood_of_numbers(likelihood: str) -> None:
+    X, y = table()
+    y = np.round(np.exp((y - 1_000) / 200) * 3) if likelihood == "poisson" else y
+    model = DWPRegressor(**QUICK, likelihood=likelihood).fit(X, y)
+    assert model.score(X, y) > 0.5
+    lower, upper = model.predict_quantiles(X, (0.02, 0.98)).T
+    assert ((lower <= y) & (y <= upper)).mean() > 0.85
+    assert np.isfinite(model.crps(X, y))
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if "Regressor" in name])
+def test_several_outputs(name: str) -> None:
+    X, y = table()
+    Y = pd.DataFrame({"up": y, "down": -y / 100})
+    model = ESTIMATORS[name](**QUICK).fit(X, Y)
+    assert model.predict(X).shape == (80, 2)
+    assert model.predict_quantiles(X, (0.1, 0.5, 0.9)).shape == (80, 2, 3)
+    assert model.sample_y(X, 4).shape == (80, 2, 4)
+    assert model.score(X, Y) > 0.7
+    assert list(model.predict_table(X).columns)[:2] == ["up_mean", "up_std"]
+    with pytest.raises(ValueError, match="2 outputs"):
+        model.log_likelihood(X, y)
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if "Classifier" in name])
+def test_classes_with_names(name: str) -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    model = ESTIMATORS[name](**QUICK).fit(X, names)
+    probabilities = model.predict_proba(X)
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    assert model.score(X, names) > 0.9
+    expected = np.log(probabilities[np.arange(150), y])
+    np.testing.assert_allclose(model.log_likelihood(X, names, per_row=True), expected, atol=1e-6)
+    draws = model.sample_y(X, 2_000)
+    np.testing.assert_allclose((draws == "setosa").mean(1), probabilities[:, 0], atol=0.06)
+    assert model.predict_f(X).shape == (150, 3)
+    with pytest.raises(ValueError, match="class 'rose', which was not in the fit"):
+        model.log_likelihood(X[:1], ["rose"])
+
+
+def test_two_classes_and_their_likelihoods() -> None:
+    X, y = load_iris(return_X_y=True)
+    X, y = X[:100, :2], y[:100] == 1
+    bernoulli = DWPClassifier(**QUICK).fit(X, y)
+    categorical = DWPClassifier(**QUICK, likelihood="categorical").fit(X, y)
+    assert bernoulli.predict_proba(X).shape == categorical.predict_proba(X).shape == (100, 2)
+    assert bernoulli.score(X, y) > 0.95
+    assert categorical.score(X, y) > 0.95
+    with pytest.raises(ValueError, match="needs two classes"):
+        DWPClassifier(likelihood="bernoulli").fit(*load_iris(return_X_y=True))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"likelihood": "gauss"}, "likelihood must be one of gaussian"),
+        ({"dtype": "float16"}, "dtype must be"),
+        ({"n_replicas": 0}, "n_replicas must be a whole number"),
+        ({"depth": 1.5}, "depth must be a whole number"),
+        ({"posterior": "normal"}, "posterior must be gw, a-gw or ab-gw"),
+        ({"num_inducing": 0}, "num_inducing must be"),
+        ({"missing": "drop"}, "missing must be"),
+        ({"kernel": "rbf"}, "rbf"),
+    ],
+)
+def test_bad_parameters_are_named(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DWPRegressor(**params).fit(*table(20))
+
+
+def test_missing_values_are_imputed_on_request() -> None:
+    X, y = table()
+    X[3, 1] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        DWPRegressor(**QUICK).fit(X, y)
+    model = DWPRegressor(**QUICK, missing="impute").fit(X, y)
+    X[3, 1] = np.nanmedian(X[:, 1])
+    np.testing.assert_array_equal(model.predict(X), DWPRegressor(**QUICK).fit(X, y).predict(X))
+
+
+def test_warm_starts_go_on() -> None:
+    X, y = table()
+    model = DWPRegressor(**QUICK, warm_start=True).fit(X, y)
+    first, elbo = model.model_, model.elbo_
+    model.fit(X, y)
+    assert model.model_ is first
+    assert model.elbo_ > elbo
+    assert model.fit(X[:, :2], y).model_ is not first
+
+
+def test_weights_count_rows() -> None:
+    X, y = table()
+    weights = np.random.RandomState(1).randint(0, 3, len(X))
+    weighted = DWPRegressor(**QUICK).fit(X, y, weights)
+    repeated = DWPRegressor(**QUICK).fit(np.repeat(X, weights, 0), np.repeat(y, weights))
+    np.testing.assert_array_equal(weighted.predict(X), repeated.predict(X))
+    shuffled = np.random.RandomState(2).permutation(80)
+    np.testing.assert_array_equal(
+        DWPRegressor(**QUICK).fit(X[shuffled], y[shuffled]).predict(X), DWPRegressor(**QUICK).fit(X, y).predict(X)
+    )
+
+
+def test_a_fit_ends_when_it_has_settled() -> None:
+    X, y = table(40)
+    model = DWPRegressor(num_steps=3_000, num_inducing=10, random_state=0).fit(X, y)
+    assert model.history_.stopped == "settled"
+    assert model.n_iter_ < 3_000
+
+
+def test_an_interrupted_fit_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepwishart.training import step as steps
+
+    X, y = table()
+    whole = DWPRegressor(**{**QUICK, "num_steps": 120}).fit(X, y)
+    model = DWPRegressor(**{**QUICK, "num_steps": 120}, checkpoint=tmp_path / "run")
+    take, count = steps.TrainingStep.__call__, iter(range(10**6))
+
+    def interrupted(self: Any) -> None:
+        if next(count) == 70:
+            raise KeyboardInterrupt
+        take(self)
+
+    monkeypatch.setattr(steps.TrainingStep, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert (tmp_path / "run").exists()
+    monkeypatch.undo()
+    np.testing.assert_array_equal(model.fit(X, y).predict(X), whole.predict(X))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,206 @@
+"""Model files: whole or refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save as serialise
+
+from deepwishart import load
+from deepwishart.estimators import ESTIMATORS, DWPClassifier, DWPRegressor
+from deepwishart.files import ModelFileError, _digest
+from tests.proofs import Proofs
+
+QUICK: dict[str, Any] = {"num_steps": 3, "num_inducing": 6, "num_predict_samples": 5, "random_state": 0}
+FIXTURE = Path(__file__).parent / "fixtures" / "model-1.safetensors"
+
+
+def frame(rows: int = 30) -> pd.DataFrame:
+    rng = np.random.RandomState(0)
+    return pd.DataFrame({"a": rng.randn(rows), "b": rng.choice(["u", "v", "w"], rows), "c": rng.randn(rows)})
+
+
+def target(table: pd.DataFrame) -> "pd.Series[float]":
+    return (table["a"] + (table["b"] == "u")).rename("sales")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    DWPRegressor(**QUICK).fit(frame(), target(frame())).save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_loaded_model_predicts_the_same(name: str, dtype: str, tmp_path: Path) -> None:
+    X, y = frame(), target(frame())
+    y = pd.cut(y, 3, labels=["low", "middle", "high"]).astype(str) if "Classifier" in name else y
+    model = ESTIMATORS[name](**QUICK, dtype=dtype, n_replicas=2).fit(X, y)
+    model.save(tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert type(loaded) is type(model)
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    np.testing.assert_array_equal(loaded.predict_f(X), model.predict_f(X))
+    assert loaded.get_params() == model.get_params()
+    assert loaded.elbo_ == model.elbo_
+    assert loaded.n_iter_ == model.n_iter_
+    np.testing.assert_array_equal(loaded.history_.elbo, model.history_.elbo)
+    with pytest.raises(ValueError, match="unseen at fit time"):
+        loaded.predict(X.rename(columns={"a": "z"}))
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 1},
+        {"depth": 3, "widths": [2, 5], "posterior": "gw"},
+        {"kernel": "matern-5/2 + linear", "likelihood": "student-t"},
+        {"likelihood": "heteroscedastic", "missing": "impute"},
+    ],
+)
+def test_options_travel(options: dict[str, Any], tmp_path: Path) -> None:
+    X = frame()
+    model = DWPRegressor(**QUICK, **options).fit(X, target(X))
+    model.save(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(load(tmp_path / "model.safetensors").predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize("labels", [[0, 5], [True, False], [0.0, 2.0], ["no", "yes"]])
+def test_classes_keep_their_kind(labels: list[Any], tmp_path: Path) -> None:
+    y = np.array(labels)[(frame()["a"] > 0).astype(int)]
+    DWPClassifier(**QUICK).fit(frame(), y).save(tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert loaded.classes_.tolist() == sorted(labels)
+    assert loaded.classes_.dtype.kind == np.array(labels).dtype.kind
+
+
+def test_an_unfitted_model_has_no_file(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="not fitted"):
+        DWPRegressor().save(tmp_path / "model.safetensors")
+
+
+def test_old_files_keep_loading() -> None:
+    """A file of format 1 that an earlier version wrote, and what it predicted then."""
+    model = load(FIXTURE)
+    expected = np.array(json.loads(FIXTURE.with_suffix(".json").read_text())["prediction"])
+    np.testing.assert_allclose(model.predict(frame(5)), expected, rtol=1e-6)
+    assert model.target_names_ == ["sales"]
+
+
+def contents(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())  # noqa: SIM118
+
+
+def forge(path: Path, tensors: dict[str, torch.Tensor], record: dict[str, Any], **metadata: str) -> None:
+    """A file whose checksum is right, whatever it says."""
+    text = json.dumps(record)
+    base = {"format": "deepwishart-model", "version": "1", "record": text, "sha256": _digest(tensors, text)}
+    path.write_bytes(serialise(tensors, {**base, **metadata}))
+
+
+def test_what_is_not_a_model_is_refused(file: Path, tmp_path: Path) -> None:
+    whole = file.read_bytes()
+    cases: list[tuple[bytes, str]] = [
+        (b"", "damaged or no model file"),
+        (whole[: len(whole) // 2], "damaged or no model file"),
+        (whole + b"more", "damaged or no model file"),
+        (b"\xff" * 8 + whole[8:], "damaged or no model file"),
+        (serialise({"a": torch.zeros(1)}), "no model of deepwishart"),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "altered or damaged"),
+    ]
+    bad = tmp_path / "bad.safetensors"
+    for content, message in cases:
+        bad.write_bytes(content)
+        with pytest.raises(ModelFileError, match=message):
+            load(bad)
+    with pytest.raises(ModelFileError, match="is not a file"):
+        load(tmp_path)
+    with bad.open("wb") as sparse:
+        sparse.truncate(9 * 2**30)
+    with pytest.raises(ModelFileError, match="larger than 8 GiB"):
+        load(bad)
+
+
+def change(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**record, **changes}
+
+
+def test_forged_files_are_refused(file: Path, tmp_path: Path) -> None:
+    tensors, metadata = contents(file)
+    record = json.loads(metadata["record"])
+    bad = tmp_path / "bad.safetensors"
+    forge(bad, tensors, record)
+    np.testing.assert_array_equal(load(bad).predict(frame()), load(file).predict(frame()))
+    params, Z = record["params"], tensors["model.inducing_inputs"]
+    forgeries: list[tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, str], str]] = [
+        (tensors, record, {"version": "2"}, "Update"),
+        (tensors, record, {"version": "one"}, "Update"),
+        (tensors, change(record, estimator="os.system"), {}, "no estimator 'os.system'"),
+        (tensors, change(record, params={**params, "evil": 1}), {}, "no parameter 'evil'"),
+        (tensors, change(record, params={**params, "depth": 10**9}), {}, "depth is 1000000000"),
+        (tensors, change(record, params={**params, "widths": 10**9}), {}, "width"),
+        (tensors, change(record, params={**params, "kernel": "linear*" * 10**4}), {}, "kernel"),
+        (tensors, change(record, params={**params, "kernel": "__import__('os')"}), {}, "does not describe"),
+        (tensors, change(record, params={**params, "posterior": "gw"}), {}, "expected"),
+        (tensors, change(record, n_outputs=10**9), {}, "differ"),
+        (tensors, change(record, replicas=[7]), {}, "replicas"),
+        (tensors, change(record, target_names=["a", "b"]), {}, "names"),
+        (tensors, change(record, more=1), {}, "does not describe"),
+        (tensors, change(record, elbo="high"), {}, "does not describe"),
+        ({**tensors, "model.inducing_inputs": Z * torch.nan}, record, {}, "not finite"),
+        ({**tensors, "model.inducing_inputs": Z[:, :3]}, record, {}, "expected"),
+        ({**tensors, "model.inducing_inputs": Z.float()}, record, {}, "expected"),
+        ({**tensors, "x_scaler.scale": -tensors["x_scaler.scale"]}, record, {}, "scale"),
+        ({k: v for k, v in tensors.items() if k != "gp.noise"}, record, {}, "does not describe"),
+        ({**tensors, "model.more": Z.clone()}, record, {}, "expected"),
+    ]
+    for forged, text, extra, message in forgeries:
+        forge(bad, forged, text, **extra)
+        with pytest.raises(ModelFileError, match=message):
+            load(bad)
+
+
+def test_mutated_files_are_refused_or_mean_the_same(file: Path, tmp_path: Path, proofs: Proofs) -> None:
+    """Bytes flipped, cut, doubled or shuffled anywhere, with more of it in the header, where files are fragile."""
+    whole = file.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    expected = load(file).predict(frame(3))
+    rng = np.random.RandomState(0)
+    cases, loaded = proofs.size(400, 10_000), 0
+    bad = tmp_path / "bad.safetensors"
+    for _ in range(cases):
+        content = bytearray(whole)
+        reach = header if rng.rand() < 0.6 else len(whole)
+        at = rng.randint(reach)
+        kind = rng.randint(5)
+        if kind == 0:
+            content[at] ^= 1 << rng.randint(8)
+        elif kind == 1:
+            content[at] = rng.randint(256)
+        elif kind == 2:
+            del content[at : at + rng.randint(1, 9)]
+        elif kind == 3:
+            content[at:at] = content[at : at + rng.randint(1, 9)]
+        else:
+            end = at + rng.randint(2, 65)
+            content[at:end] = bytes(rng.permutation(np.frombuffer(bytes(content[at:end]), np.uint8)))
+        bad.write_bytes(content)
+        try:
+            model = load(bad)
+        except ModelFileError:
+            continue
+        loaded += 1
+        np.testing.assert_array_equal(model.predict(frame(3)), expected)
+    proofs.record("mutated model files that load and differ", cases=cases, worst=0, limit=0, unit="files")
+    assert loaded < cases / 5  # spaces and the like
+
+
+def test_loading_imports_nothing_and_runs_nothing(file: Path) -> None:
+    assert b"pickle" not in file.read_bytes()

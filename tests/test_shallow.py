@@ -1,0 +1,127 @@
+"""The plain GP, and deep models that start from it."""
+
+import math
+
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from deepwishart.linalg import default_jitter
+from deepwishart.models import deep_gaussian_process, deep_inverse_wishart_process, deep_wishart_process
+from deepwishart.objectives import elbo, predict, sample_grams
+from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp, marginal_likelihood, start_from
+from tests.distributions.instances import generator
+
+
+def data(N: int = 60, D: int = 3) -> tuple[Tensor, Tensor]:
+    X = torch.randn(N, D, dtype=torch.float64, generator=generator(0))
+    Y = torch.sin(2 * X[:, :1]) + 0.2 * torch.randn(N, 1, dtype=torch.float64, generator=generator(1))
+    return X, (Y - Y.mean()) / Y.std(correction=0)
+
+
+def test_the_marginal_likelihood_and_its_gradient_agree_with_torch() -> None:
+    X, _ = data(20)
+    Y = torch.randn(20, 2, dtype=torch.float64, generator=generator(2))
+    logs = torch.tensor([0.1, 0.5, -0.2, 0.3, -1.0], dtype=torch.float64, requires_grad=True)
+    Z = X / logs[:3].exp()
+    K = logs[3].exp() * (-0.5 * ((Z[:, None] - Z) ** 2).sum(-1)).exp()
+    white = logs[4].exp() + default_jitter(X.dtype) * logs[3].exp()
+    expected = (
+        MultivariateNormal(torch.zeros(20, dtype=X.dtype), K + white * torch.eye(20, dtype=X.dtype))
+        .log_prob(Y.mT)
+        .sum()
+    )
+    (expected_gradient,) = torch.autograd.grad(expected, logs)
+    value, gradient = marginal_likelihood(X, Y, logs.detach())
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=0)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-10)
+
+
+def test_the_optimum_is_that_of_scikit_learn() -> None:
+    X, Y = data()
+    found = fit_shallow_gp(X, Y)
+    wide = (1e-5, 1e5)
+    kernel = ConstantKernel(found.variance.item(), wide) * RBF(found.lengthscale.numpy(), wide)
+    kernel += WhiteKernel(found.noise.item(), wide)
+    exact = GaussianProcessRegressor(kernel, alpha=0, random_state=0).fit(X.numpy(), Y[:, 0].numpy())
+    logs = torch.cat([found.lengthscale.log(), found.variance.log()[None], found.noise.log()[None]])
+    value, _ = marginal_likelihood(X, Y, logs)
+    assert value.item() == pytest.approx(exact.log_marginal_likelihood(kernel.theta), abs=1e-3)
+    assert exact.log_marginal_likelihood_value_ < value.item() + 1e-2  # nothing better is near
+
+
+def test_repeated_rows_count_once_and_large_tables_are_sampled() -> None:
+    X, Y = data(40)
+    torch.testing.assert_close(
+        fit_shallow_gp(X, Y).noise, fit_shallow_gp(torch.cat([X, X]), torch.cat([Y, Y])).noise, rtol=1e-3, atol=0
+    )
+    assert fit_shallow_gp(X, Y, max_rows=10, generator=generator(0)).noise > 0
+
+
+def replicated(gp: ShallowGP) -> ShallowGP:
+    return ShallowGP(*(part[None] for part in gp))
+
+
+def test_a_sparse_gp_starts_as_the_exact_one() -> None:
+    X, Y = data()
+    gp = fit_shallow_gp(X, Y)
+    model = deep_wishart_process(X[None], Y[None], depth=1, num_inducing=60, generator=generator(3))
+    start_from(model, replicated(gp), 60)
+    logs = torch.cat([gp.lengthscale.log(), gp.variance.log()[None], gp.noise.log()[None]])
+    exact, _ = marginal_likelihood(X, Y, logs)
+    assert elbo(model, X[None], Y[None]).item() == pytest.approx(exact.item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["gw", "a-gw", "ab-gw", "dgp", "diwp"])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_deep_model_starts_near_the_gp(method: str, depth: int) -> None:
+    X, Y = data()
+    gp = fit_shallow_gp(X, Y)
+    options = {"depth": depth, "num_inducing": 60, "generator": generator(4)}
+    if method == "dgp":
+        model = deep_gaussian_process(X[None], Y[None], **options)
+    elif method == "diwp":
+        model = deep_inverse_wishart_process(X[None], Y[None], **options)
+    else:
+        model = deep_wishart_process(X[None], Y[None], posterior=method, initialisation="whitened", **options)
+    start_from(model, replicated(gp), 60)
+    mean = predict(model, X[None], 200, generator(5)).mean
+    correlation = torch.corrcoef(torch.stack([mean.flatten(), Y.flatten()]))[0, 1]
+    assert correlation > 0.85
+
+
+def test_the_first_wishart_layer_starts_at_the_scaled_inputs() -> None:
+    X, Y = data(40)
+    gp = ShallowGP(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0, 9.0], 1.0, 0.01)))
+    model = deep_wishart_process(X[None], Y[None], num_inducing=40, initialisation="whitened", generator=generator(6))
+    start_from(model, replicated(gp), 40)
+    scaled = model.inducing_inputs[0] / gp.lengthscale
+    expected = scaled @ scaled.mT
+    found = sample_grams(model, 400, generator(7))[1][0].detach()
+    cosine = (found * expected).sum() / (found.norm() * expected.norm())
+    assert cosine > 0.95
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_narrow_and_wide_layers_start_finite(width: int) -> None:
+    X, Y = data(30)
+    model = deep_wishart_process(X[None], Y[None], widths=width, initialisation="whitened", generator=generator(8))
+    start_from(model, replicated(fit_shallow_gp(X, Y)), 30)
+    assert elbo(model, X[None], Y[None], generator=generator(9)).isfinite()
+
+
+def test_smooth_data_ask_for_fewer_inducing_points() -> None:
+    X, _ = data(300)
+    counts = [
+        count_inducing(
+            X, ShallowGP(torch.full((3,), scale, dtype=X.dtype), *(X.new_tensor(v) for v in (1.0, noise))), 5
+        )
+        for scale, noise in ((10.0, 0.1), (2.0, 0.1), (2.0, 0.001), (0.1, 0.001))
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] < 20
+    assert counts[-1] == 300
+    assert count_inducing(X[:7], ShallowGP(torch.ones(3), torch.tensor(1.0), torch.tensor(math.e))) == 7
