@@ -1,6 +1,7 @@
 """The plain GP, and deep models that start from it."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_a_sparse_gp_starts_as_the_exact_one() -> None:
 def test_a_deep_model_starts_near_the_gp(method: str, depth: int) -> None:
     X, Y = data()
     gp = fit_shallow_gp(X, Y)
-    options = {"depth": depth, "num_inducing": 60, "generator": generator(4)}
+    options: dict[str, Any] = {"depth": depth, "num_inducing": 60, "generator": generator(4)}
     if method == "dgp":
         model = deep_gaussian_process(X[None], Y[None], **options)
     elif method == "diwp":

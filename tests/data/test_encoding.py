@@ -1,5 +1,7 @@
 """Tables become matrices the same way every time, and trouble is named."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -82,7 +84,7 @@ def test_frames_of_every_kind_give_the_same_model() -> None:
     rng = np.random.RandomState(0)
     frame = pd.DataFrame({"a": rng.randn(40), "b": rng.choice(["u", "v"], 40)})
     y = frame["a"] + (frame["b"] == "u")
-    quick = {"num_steps": 5, "num_inducing": 10, "random_state": 0}
+    quick: dict[str, Any] = {"num_steps": 5, "num_inducing": 10, "random_state": 0}
     first = DWPRegressor(**quick).fit(frame, y)
     second = DWPRegressor(**quick).fit(pl.DataFrame(frame.to_dict("list")), y.to_numpy())
     np.testing.assert_array_equal(first.predict(frame), second.predict(pl.DataFrame(frame.to_dict("list"))))

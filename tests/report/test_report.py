@@ -57,10 +57,11 @@ def test_every_plot_is_a_figure_of_its_own(regressor: Any, classifier: Any) -> N
         report.plot_elbo(regressor),
         report.plot_relevance(regressor),
         report.plot_grams(regressor),
-        report.plot_effects(regressor, X),
+        report.plot_effect(regressor, X, "width"),
+        report.plot_effect(regressor, X, "<b>"),
         report.plot_reliability(classifier, X, labels),
         report.plot_confusion(classifier, X, labels),
-        report.plot_effects(classifier, X),
+        report.plot_effect(classifier, X, "width"),
     ]
     assert all(figure.axes for figure in figures)
     assert not plt.get_fignums()  # none is left in pyplot's hands
@@ -69,7 +70,10 @@ def test_every_plot_is_a_figure_of_its_own(regressor: Any, classifier: Any) -> N
 
 def test_arrays_without_names_have_effects_too() -> None:
     X, y = np.random.RandomState(0).randn(2, 40, 2)
-    report.plot_effects(DWPRegressor(**QUICK).fit(X, y[:, 0]), X)
+    model = DWPRegressor(**QUICK).fit(X, y[:, 0])
+    report.plot_effect(model, X, "x1")
+    with pytest.raises(ValueError, match=r"no column 'x2'. The columns are x0, x1"):
+        report.plot_effect(model, X, "x2")
 
 
 def test_the_baselines_are_scikit_learns(regressor: Any) -> None:
@@ -98,7 +102,7 @@ def test_the_page_stands_alone(regressor: Any, tmp_path: Path) -> None:
     assert [evaluation.name for evaluation in shown] == ["DWPRegressor", "plain GP", "linear model"]
     assert "A &lt;title&gt;" in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
-    assert page.count("<img") == 7
+    assert page.count("<img") == 9
     assert "<script" not in page
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -101,10 +102,10 @@ def print_json(record: dict[str, Any]) -> None:
 
 def show_metrics(evaluations: list[Any]) -> None:
     """A table with a row for each model."""
-    table = Table()
+    table = Table(box=box.SIMPLE)
     table.add_column("model")
     for name in evaluations[0].metrics:
         table.add_column(name, justify="right")
     for evaluation in evaluations:
-        table.add_row(evaluation.name, *(f"{value:.4g}" for value in evaluation.metrics.values()))
+        table.add_row(evaluation.name, *(f"{value:#.4g}" for value in evaluation.metrics.values()))
     console.print(table)

@@ -5,7 +5,7 @@ from deepwishart.report.page import write_report
 from deepwishart.report.plots import (
     plot_calibration,
     plot_confusion,
-    plot_effects,
+    plot_effect,
     plot_elbo,
     plot_grams,
     plot_predictions,
@@ -21,7 +21,7 @@ __all__ = [
     "linear_model",
     "plot_calibration",
     "plot_confusion",
-    "plot_effects",
+    "plot_effect",
     "plot_elbo",
     "plot_grams",
     "plot_predictions",

@@ -104,24 +104,17 @@ def _pictures(estimator: Any, X: Any, y: Any) -> list[Picture]:
                 plots.plot_residuals(estimator, X, y),
             ),
         ]
+    effects = [
+        _picture(f"Effect of {name}", "The others at their medians; 90 % band.", plots.plot_effect(estimator, X, name))
+        for name in plots.most_relevant_columns(estimator)
+    ]
+    grams = "Centred correlations of the inducing points, ordered by their outputs, layer by layer."
     return [
         *first,
         _picture("Training", "The ELBO per row, smoothed.", plots.plot_elbo(estimator)),
-        _picture(
-            "Relevance of the inputs", "Inverse lengthscales of the first kernel.", plots.plot_relevance(estimator)
-        ),
-        _picture(
-            "Effects",
-            "One column moves, the others stay at their medians; 90 % bands.",
-            plots.plot_effects(estimator, X),
-            True,
-        ),
-        _picture(
-            "Gram matrices",
-            "Correlations of the inducing points, ordered by their outputs, layer by layer.",
-            plots.plot_grams(estimator),
-            True,
-        ),
+        _picture("Relevance", "Inverse lengthscales of the inputs.", plots.plot_relevance(estimator)),
+        *effects,
+        _picture("Gram matrices", grams, plots.plot_grams(estimator), True),
     ]
 
 

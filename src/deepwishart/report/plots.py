@@ -12,9 +12,10 @@ from deepwishart.metrics import calibration
 from deepwishart.objectives import sample_grams
 
 __all__ = [
+    "most_relevant_columns",
     "plot_calibration",
     "plot_confusion",
-    "plot_effects",
+    "plot_effect",
     "plot_elbo",
     "plot_grams",
     "plot_predictions",
@@ -127,9 +128,9 @@ def plot_relevance(estimator: Any, most: int = 20) -> Figure:
 
 
 def plot_grams(estimator: Any, num_samples: int = 50) -> Figure:
-    """The Gram matrix of the inducing points below and above every hidden layer, as correlations.
+    """The Gram matrix of the inducing points below and above every hidden layer, centred, as correlations.
 
-    Points are ordered by what the output says of them, so that a layer that has learned shows blocks.
+    Points are ordered by their outputs, so that a layer that has learned what matters shows it.
     """
     model = estimator.model_
     generator = torch.Generator(model.inducing_inputs.device).manual_seed(estimator.seed_)
@@ -137,6 +138,8 @@ def plot_grams(estimator: Any, num_samples: int = 50) -> Figure:
     order = np.argsort(model.output.posterior.v[estimator.replicas_[0], :, 0].numpy(force=True))
     figure = Figure(figsize=(2.6 * len(grams) + 0.6, 2.9), layout="constrained")
     for index, (axes, gram) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(grams))), grams, strict=True)):
+        # What all points have in common does not change a distance, and would hide the rest.
+        gram = gram - gram.mean(0) - gram.mean(1, keepdims=True) + gram.mean()
         scale = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
         picture = axes.imshow((gram / scale / scale[:, None])[np.ix_(order, order)], cmap="RdBu_r", vmin=-1, vmax=1)
         axes.set(xticks=[], yticks=[], title="inputs" if index == 0 else f"layer {index}")
@@ -144,46 +147,58 @@ def plot_grams(estimator: Any, num_samples: int = 50) -> Figure:
     return figure
 
 
-def plot_effects(estimator: Any, X: Any, most: int = 6, output: int = 0) -> Figure:
-    """What the prediction does when one column moves and all others stay at their median, with 90 % bands."""
+def plot_effect(estimator: Any, X: Any, column: str, output: int = 0) -> Figure:
+    """What the prediction does when one column moves and all others stay at their median, with a 90 % band.
+
+    Args:
+        estimator: Fitted.
+        X: Rows that say where columns lie.
+        column: Name of the one that moves; ``x0``, ``x1``, … where the fit had no names.
+        output: Which target.
+    """
     table = estimator.as_table(X)
-    typical = {c.name: _typical(table[c.name], c.categories) for c in estimator.encoder_.columns}
-    columns = _most_relevant(estimator, most)
-    rows = -(-len(columns) // 3)
-    figure = Figure(figsize=(9, 2.6 * rows), layout="constrained")
-    for axes, column in zip(figure.subplots(rows, 3, squeeze=False).ravel(), columns, strict=False):
-        _draw_effect(axes, estimator, table, column, typical, output)
-    for axes in figure.axes[len(columns) :]:
-        axes.set_visible(False)
+    columns = {c.name: c for c in estimator.encoder_.columns}
+    if column not in columns:
+        raise ValueError(f"There is no column {column!r}. The columns are {', '.join(columns)}.")
+    typical = {name: _typical(table[name], c.categories) for name, c in columns.items()}
+    grid = _grid(table[column], columns[column].categories)
+    frame = pd.DataFrame([typical] * len(grid)).assign(**{column: grid})
+    inputs = frame if hasattr(estimator, "feature_names_in_") else frame.to_numpy()
+    figure, axes = _figure(2.6)
+    axes.set(xlabel=_short(column, 40))
+    if hasattr(estimator, "classes_"):
+        _draw_probabilities(axes, estimator, inputs, grid)
+    else:
+        _draw_band(axes, estimator, inputs, grid, output)
     return figure
 
 
-def _draw_effect(
-    axes: Any, estimator: Any, table: pd.DataFrame, column: Any, typical: dict[str, Any], output: int
-) -> None:
-    if column.categories is None:
-        low, high = np.nanquantile(table[column.name].astype(float), [0.02, 0.98])
-        grid: Sequence[Any] = np.linspace(low, high, _GRID).tolist()
+def _draw_probabilities(axes: Any, estimator: Any, inputs: Any, grid: Sequence[Any]) -> None:
+    probabilities = estimator.predict_proba(inputs)
+    for k in range(len(estimator.classes_)) if len(estimator.classes_) > 2 else [1]:
+        axes.plot(grid, probabilities[:, k], lw=1.5, label=str(estimator.classes_[k]))
+    axes.set(ylim=(0, 1), ylabel="probability")
+    axes.legend(fontsize=7)
+
+
+def _draw_band(axes: Any, estimator: Any, inputs: Any, grid: Sequence[Any], output: int) -> None:
+    mean = _column(estimator.predict(inputs), output)
+    lower, upper = _quantiles(estimator, inputs, output)
+    axes.set(ylabel=_short(estimator.target_names_[output]))
+    if isinstance(grid[0], str):
+        axes.errorbar(range(len(grid)), mean, [mean - lower, upper - mean], fmt="o", color=_BLUE)
+        axes.set_xticks(range(len(grid)), [_short(str(g)) for g in grid], rotation=30, ha="right")
     else:
-        grid = list(column.categories)
-    frame = pd.DataFrame([typical] * len(grid)).assign(**{column.name: grid})
-    inputs = frame if hasattr(estimator, "feature_names_in_") else frame.to_numpy()
-    if hasattr(estimator, "classes_"):
-        probabilities = estimator.predict_proba(inputs)
-        for k in range(len(estimator.classes_)) if len(estimator.classes_) > 2 else [1]:
-            axes.plot(grid, probabilities[:, k], lw=1.5, label=str(estimator.classes_[k]))
-        axes.set(ylim=(0, 1), ylabel="probability")
-        axes.legend(fontsize=7)
-    else:
-        mean = _column(estimator.predict(inputs), output)
-        lower, upper = _quantiles(estimator, inputs, output)
-        if column.categories is None:
-            axes.fill_between(grid, lower, upper, color="#bee3f8")
-            axes.plot(grid, mean, color=_BLUE)
-        else:
-            axes.errorbar(range(len(grid)), mean, [mean - lower, upper - mean], fmt="o", color=_BLUE)
-            axes.set_xticks(range(len(grid)), [_short(str(g)) for g in grid], rotation=30, ha="right")
-    axes.set(xlabel=_short(column.name))
+        axes.fill_between(grid, lower, upper, color="#bee3f8")
+        axes.plot(grid, mean, color=_BLUE)
+
+
+def most_relevant_columns(estimator: Any, most: int = 6) -> list[str]:
+    """Columns of the table, by the relevance of what they became."""
+    _, relevance = input_relevance(estimator)
+    ends = np.cumsum([column.width for column in estimator.encoder_.columns])
+    best = [part.max() for part in np.split(relevance, ends[:-1])]
+    return [estimator.encoder_.columns[i].name for i in np.argsort(best)[::-1][:most]]
 
 
 def input_relevance(estimator: Any) -> tuple[list[str], np.ndarray]:
@@ -192,18 +207,17 @@ def input_relevance(estimator: Any) -> tuple[list[str], np.ndarray]:
     return estimator.encoder_.feature_names, (-log_lengthscale).exp().mean(0).numpy(force=True)
 
 
-def _most_relevant(estimator: Any, most: int) -> list[Any]:
-    """Columns of the table by the relevance of what they became."""
-    _, relevance = input_relevance(estimator)
-    ends = np.cumsum([column.width for column in estimator.encoder_.columns])
-    best = [part.max() for part in np.split(relevance, ends[:-1])]
-    return [estimator.encoder_.columns[i] for i in np.argsort(best)[::-1][:most]]
-
-
 def _typical(values: "pd.Series[Any]", categories: tuple[str, ...] | None) -> Any:
-    return (
-        float(values.astype(float).median()) if categories is None else str(values.dropna().astype(str).mode().iloc[0])
-    )
+    if categories is None:
+        return float(values.astype(float).median())
+    return str(values.dropna().astype(str).mode().iloc[0])
+
+
+def _grid(values: "pd.Series[Any]", categories: tuple[str, ...] | None) -> list[Any]:
+    if categories is not None:
+        return list(categories)
+    low, high = np.nanquantile(values.astype(float), [0.02, 0.98])
+    return np.linspace(low, high, _GRID).tolist()
 
 
 def _intervals(estimator: Any, X: Any, y: Any, output: int) -> tuple[np.ndarray, ...]:
