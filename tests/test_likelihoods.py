@@ -287,3 +287,20 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
     first = mixture("student-t").sample((3,), generator(0))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, mixture("student-t").sample((3,), generator(0)))
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli(), Categorical(4)])
+def test_classes_start_from_laplaces_approximation(likelihood: Likelihood) -> None:
+    """At f = 0: a Newton step of each latent function by itself, by automatic differentiation."""
+    likelihood = ready(likelihood)
+    Y = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    latents = likelihood.num_latents(1)
+
+    def log_prob(f: Tensor) -> Tensor:
+        return likelihood.expected_log_prob(Y[:1], f[None], torch.zeros(1, latents, dtype=torch.float64)).sum()
+
+    zero = torch.zeros(latents, dtype=torch.float64)
+    slope = torch.autograd.functional.jacobian(log_prob, zero)
+    curvature = -torch.autograd.functional.hessian(log_prob, zero).diagonal()
+    torch.testing.assert_close(likelihood.pseudo_targets(Y)[0], slope / curvature)
+    torch.testing.assert_close(curvature, torch.full_like(curvature, likelihood.pseudo_precision))

@@ -97,16 +97,24 @@ class Predictive:
 
         One posterior sample serves all points of a draw; a node is drawn for each point and output.
         """
-        shape = self.components.batch_shape[2:]
         count, device = math.prod(sample_shape), self.log_weights.device
         sample = torch.randint(self.num_samples, (count,), generator=generator, device=device)
+        return self._draws(sample, generator).reshape(*sample_shape, *self.components.batch_shape[2:])
+
+    def sample_each(self, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of y for every posterior sample, shape ``(S, *batch, N, outputs)``."""
+        return self._draws(torch.arange(self.num_samples, device=self.log_weights.device), generator)
+
+    def _draws(self, sample: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A draw for each of the posterior samples named, some at a time."""
+        device = self.log_weights.device
         # torch's samplers know only the global generator: fork it, seeded from ours.
         seed = int(torch.randint(2**62, (), generator=generator, device=device))
-        block = max(1, _BLOCK // max(1, math.prod(self.components.batch_shape[:1] + shape)))
+        numbers_a_draw = math.prod(self.components.batch_shape[:1] + self.components.batch_shape[2:])
+        block = max(1, _BLOCK // max(1, numbers_a_draw))
         with torch.no_grad(), torch.random.fork_rng(devices=[] if device.type == "cpu" else None):
             torch.manual_seed(seed)
-            draws = [self._draw(samples) for samples in sample.split(block)]
-        return torch.cat(draws).reshape(*sample_shape, *shape)
+            return torch.cat([self._draw(samples) for samples in sample.split(block)])
 
     def _draw(self, sample: Tensor) -> Tensor:
         """One observation of every point for each of the posterior samples named."""

@@ -71,6 +71,18 @@ def test_draws_have_the_moments_of_the_prediction(fitted: DWPRegressor) -> None:
     assert (np.abs(draws.mean(1) - mean) < 5 * std / np.sqrt(20_000)).all()
     np.testing.assert_allclose(draws.std(1), std, rtol=0.05)
     assert (fitted.sample_y(X, 3) == fitted.sample_y(X, 3)).all()
+    with pytest.raises(ValueError, match="At most 2000"):
+        fitted.sample_y(np.zeros((2_001, 3)))
+
+
+def test_draws_are_smooth_functions(fitted: DWPRegressor) -> None:
+    """Neighbours go up and down together, as far as noise lets them."""
+    X = table(1)[0] + np.array([[0.0], [1e-6]])
+    draws = fitted.sample_y(X, 4_000)
+    _, noisy = fitted.predict(X, return_std=True)
+    _, smooth = fitted.predict_f(X, return_std=True)
+    expected = (smooth[0] / noisy[0]) ** 2
+    assert np.corrcoef(draws)[0, 1] == pytest.approx(expected, abs=0.06)
 
 
 def test_f_is_narrower_than_y(fitted: DWPRegressor) -> None:

@@ -65,3 +65,10 @@ def test_numbers_of_any_kind_become_plain_ones() -> None:
 def test_nonsense_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainingConfig(**given)
+
+
+def test_settling_needs_the_plateau() -> None:
+    with pytest.raises(ValueError, match="needs the schedule 'plateau'"):
+        TrainingConfig(stop_when_settled=True)
+    with pytest.raises(ValueError, match="tolerance must be zero or more"):
+        TrainingConfig(tolerance=-1.0)

@@ -178,7 +178,13 @@ def test_plateau_lowers_the_rate_of_a_replica_whose_bound_has_stopped_rising() -
     X, Y = data(2)
     model = model_for(X, Y)
     config = TrainingConfig(
-        num_steps=120, num_samples=2, annealing_steps=0, schedule="plateau", plateau_patience=2, check_every=5
+        num_steps=120,
+        num_samples=2,
+        annealing_steps=0,
+        schedule="plateau",
+        plateau_patience=2,
+        check_every=5,
+        tolerance=0.2,
     )
     history = train(model, X, Y, config)
     lowered = [event for event in history.events if event.kind == "learning-rate"]
@@ -299,3 +305,65 @@ def test_tensorboard_gets_every_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"Install deepwishart\[tensorboard\]"):
         tensorboard("logs")
+
+
+def test_a_weight_of_two_is_a_row_twice() -> None:
+    """In the bound exactly, and in what a GP learns from all rows."""
+    X, Y = data(N=20)
+    twice = torch.ones(20, dtype=X.dtype)
+    twice[:8] = 2
+    repeated = torch.cat([X, X[:8]]), torch.cat([Y, Y[:8]])
+    models = [deep_gaussian_process(X, Y, depth=1, num_inducing=10, generator=generator(0)) for _ in range(2)]
+    torch.testing.assert_close(elbo(models[0], X, Y, weights=twice), elbo(models[1], *repeated))
+    config = TrainingConfig(num_steps=50, annealing_steps=0)
+    first = train(models[0], X, Y, config, weights=twice)
+    second = train(models[1], *repeated, config)
+    np.testing.assert_allclose(first.elbo, second.elbo, rtol=1e-8)
+
+
+def test_weights_travel_with_their_rows_into_batches() -> None:
+    X, Y = data(R=2, N=40)
+    weights = X[..., 0].exp()
+    model = model_for(X, Y)
+    step = Trainer(
+        model,
+        FlatParameters(model, model.batch_shape),
+        X,
+        Y,
+        TrainingConfig(num_steps=5, batch_size=7),
+        weights=weights,
+    ).step
+    x, _, drawn = step._draw_batch()
+    torch.testing.assert_close(drawn, x[..., 0].exp())
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(7), "weights must have shape"),
+        (-torch.ones(30), "at least zero"),
+        (torch.zeros(30), "not all zero"),
+        (torch.full((30,), torch.nan), "finite"),
+    ],
+)
+def test_bad_weights_are_refused(weights: Tensor, message: str) -> None:
+    X, Y = data()
+    with pytest.raises(ValueError, match=message):
+        train(model_for(X, Y), X, Y, QUICK, weights=weights.double())
+
+
+def test_a_run_ends_when_it_has_settled() -> None:
+    X, Y = data()
+    config = TrainingConfig(
+        num_steps=5_000,
+        schedule="plateau",
+        stop_when_settled=True,
+        tolerance=0.05,
+        plateau_patience=2,
+        annealing_steps=0,
+    )
+    history = train(model_for(X, Y), X, Y, config)
+    assert history.stopped == "settled"
+    lowered = [event.step for event in history.events if event.kind == "learning-rate"]
+    assert len(lowered) == 1
+    assert lowered[0] + 2 * config.check_every <= history.num_steps < 5_000

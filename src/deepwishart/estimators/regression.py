@@ -16,6 +16,7 @@ from deepwishart.checks import require_whole
 from deepwishart.data.rows import Scaler
 from deepwishart.estimators.base import DeepKernelEstimator
 from deepwishart.estimators.processes import DGP, DIWP, DWP
+from deepwishart.joint import sample_functions
 from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, StudentT
 from deepwishart.predictive import Predictive
 
@@ -27,6 +28,9 @@ REGRESSION_LIKELIHOODS: dict[str, type[Likelihood]] = {
     "student-t": StudentT,
     "poisson": Poisson,
 }
+
+
+_JOINT_NUMBERS = 2**26  # that the covariances of a block of draws may hold
 
 
 class Regression(RegressorMixin):
@@ -79,20 +83,27 @@ class Regression(RegressorMixin):
         return (mean, self._in_users_shape(std * self.y_scaler_.scale)) if return_std else mean
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of y, shape ``(rows, n_samples)`` or ``(rows, outputs, n_samples)``.
+        """Draws of y at up to 2,000 rows jointly, shape ``(rows, n_samples)`` or ``(rows, outputs, n_samples)``.
 
-        One posterior sample of the hidden layers serves all rows of a draw; given it, rows are drawn one by one.
+        Each draw is one function of the posterior, seen with noise; of an ensemble, a function of one of its members.
         """
         check_is_fitted(self)
         require_whole("n_samples", n_samples)
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
-
-        def draw(predictive: Predictive) -> Tensor:
-            generator = torch.Generator(predictive.log_weights.device).manual_seed(seed)
-            return predictive.sample((n_samples,), generator)
-
-        draws = self.y_scaler_.backward(self._collect(X, draw, dim=1))
-        return self._in_users_shape(np.moveaxis(draws, 0, -1))
+        inputs = self._inputs(X)
+        generator = torch.Generator(inputs.device).manual_seed(_seed(random_state))
+        points = inputs.shape[-2] + self.model_.inducing_inputs.shape[-2]
+        block = max(1, _JOINT_NUMBERS // (len(inputs) * points**2))
+        draws = []
+        for start in range(0, n_samples, block):
+            f = sample_functions(self.model_, inputs, min(block, n_samples - start), generator)
+            with torch.no_grad():
+                y = Predictive(self.model_.likelihood.predict(f, torch.zeros_like(f))).sample_each(generator)
+            member = torch.as_tensor(self.replicas_, device=y.device)[
+                torch.randint(len(self.replicas_), (len(y),), generator=generator, device=y.device)
+            ]
+            draws.append(y[torch.arange(len(y), device=y.device), member])
+        values = self.y_scaler_.backward(torch.cat(draws).numpy(force=True))
+        return self._in_users_shape(np.moveaxis(values, 0, -1))
 
     def crps(self, X: Any, y: Any) -> float:
         """Mean continuous ranked probability score over rows and outputs, in the units of y; lower is better."""
@@ -152,6 +163,10 @@ class Regression(RegressorMixin):
         tags.target_tags.single_output = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _seed(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
