@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+MODULES := $(subst /,.,$(patsubst src/%.py,%,$(filter-out %__init__.py %__main__.py,$(wildcard src/*/*.py src/*/*/*.py))))
 
 .PHONY: help demo test wheel docs prove bench clean
 .DEFAULT_GOAL := help
@@ -41,7 +42,7 @@ wheel:
 	@.venv-wheel/bin/deepwishart --version
 
 docs: $(READY)
-	@$(BIN)/python -m pdoc --docformat google --math --output-directory site deepwishart
+	@$(BIN)/python -m pdoc --docformat google --math --output-directory site deepwishart $(MODULES)
 	@echo "Wrote site/index.html"
 
 prove: $(READY)

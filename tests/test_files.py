@@ -80,6 +80,33 @@ def test_classes_keep_their_kind(labels: list[Any], tmp_path: Path) -> None:
     assert loaded.classes_.dtype.kind == np.array(labels).dtype.kind
 
 
+def test_the_file_holds_what_was_fitted_not_what_was_set_since(file: Path, tmp_path: Path) -> None:
+    model = load(file)
+    expected = model.predict(frame())
+    model.set_params(kernel="matern-1/2", depth=7, likelihood="poisson")
+    model.save(tmp_path / "again.safetensors")
+    np.testing.assert_array_equal(load(tmp_path / "again.safetensors").predict(frame()), expected)
+
+
+@pytest.mark.parametrize("values", [["yes", "no"], ["no"], ["no", "no"], [0, 1]])
+def test_classes_out_of_order_are_refused(values: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    DWPClassifier(**QUICK).fit(frame(), np.where(frame()["a"] > 0, "yes", "no")).save(path)
+    tensors, metadata = contents(path)
+    record = json.loads(metadata["record"])
+    forge(path, tensors, change(record, classes={"kind": "str", "values": values}))
+    with pytest.raises(ModelFileError):
+        load(path)
+
+
+def test_a_model_of_a_device_that_is_not_here_loads_with_a_warning(file: Path, tmp_path: Path) -> None:
+    tensors, metadata = contents(file)
+    record = json.loads(metadata["record"])
+    forge(tmp_path / "far.safetensors", tensors, change(record, params={**record["params"], "device": "cuda:99"}))
+    with pytest.warns(UserWarning, match="fitted on 'cuda:99', which is not here"):
+        assert load(tmp_path / "far.safetensors").device == "auto"
+
+
 def test_an_unfitted_model_has_no_file(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="not fitted"):
         DWPRegressor().save(tmp_path / "model.safetensors")
@@ -149,13 +176,26 @@ def test_forged_files_are_refused(file: Path, tmp_path: Path) -> None:
         (tensors, change(record, params={**params, "kernel": "linear*" * 10**4}), {}, "kernel"),
         (tensors, change(record, params={**params, "kernel": "__import__('os')"}), {}, "does not describe"),
         (tensors, change(record, params={**params, "posterior": "gw"}), {}, "expected"),
-        (tensors, change(record, n_outputs=10**9), {}, "differ"),
+        (tensors, change(record, n_outputs=10**9), {}, "several outputs"),
+        (tensors, change(record, n_outputs=10**9, targets_ndim=2), {}, "names"),
         (tensors, change(record, replicas=[7]), {}, "replicas"),
         (tensors, change(record, target_names=["a", "b"]), {}, "names"),
         (tensors, change(record, more=1), {}, "does not describe"),
+        (tensors, change(record, replicas=[0, 0]), {}, "replicas"),
+        (tensors, change(record, seed=2**70), {}, "does not describe"),
+        (tensors, change(record, n_features=2), {}, "columns differ"),
+        (tensors, change(record, params={**params, "num_predict_samples": 10**13}), {}, "samples"),
+        (tensors, change(record, params={**params, "n_replicas": 3}), {}, "replicas"),
+        ({**tensors, "history.elbo": torch.zeros(3, dtype=torch.float64)}, record, {}, "history"),
+        (
+            {**tensors, "model.inducing_inputs": Z[:, :1].expand(1, 10**5, 5).clone()},
+            record,
+            {},
+            "no matrix for 100000",
+        ),
         (tensors, change(record, elbo="high"), {}, "does not describe"),
         ({**tensors, "model.inducing_inputs": Z * torch.nan}, record, {}, "not finite"),
-        ({**tensors, "model.inducing_inputs": Z[:, :3]}, record, {}, "expected"),
+        ({**tensors, "model.inducing_inputs": Z[:, :3]}, record, {}, "no matrix for 3"),
         ({**tensors, "model.inducing_inputs": Z.float()}, record, {}, "expected"),
         ({**tensors, "x_scaler.scale": -tensors["x_scaler.scale"]}, record, {}, "scale"),
         ({k: v for k, v in tensors.items() if k != "gp.noise"}, record, {}, "does not describe"),

@@ -16,6 +16,8 @@ rng = np.random.RandomState(0)
 def test_plain_scores() -> None:
     assert rmse([1, 2], [2, 4]) == pytest.approx(np.sqrt(2.5))
     assert coverage([0, 1, 2], [-1, 1.5, 1], [1, 2, 3]) == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="one shape"):
+        rmse(np.zeros(3), np.zeros((3, 1)))
     y, mean, std = rng.randn(3, 5)
     std = np.exp(std)
     assert gaussian_log_likelihood(y, mean, std) == pytest.approx(stats.norm.logpdf(y, mean, std).mean())
@@ -70,6 +72,16 @@ def test_the_crps_of_counts_is_a_sum() -> None:
         F = stats.poisson.cdf(k, rate[i].item())
         expected = ((F - (k >= Y[i].item())) ** 2).sum()
         assert predictive.crps(Y)[i, 0].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_crps_of_large_counts_is_a_sum_over_blocks() -> None:
+    rate, y = 2_000.0, 2_100.0
+    predictive = Predictive(
+        Components(Poisson(torch.full((1, 1, 1, 1), rate).double()), torch.zeros(1, 1, 1, 1, dtype=torch.float64))
+    )
+    k = np.arange(4_000)
+    expected = ((stats.poisson.cdf(k, rate) - (k >= y)) ** 2).sum()
+    assert predictive.crps(torch.tensor([[y]], dtype=torch.float64)).item() == pytest.approx(expected, rel=0.01)
 
 
 def test_replicas_pool_into_one_mixture() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from deepwishart.data.encoding import TableEncoder
 from deepwishart.data.rows import Scaler
 from deepwishart.data.tables import write_atomically
 from deepwishart.estimators import ESTIMATORS, DeepKernelEstimator
+from deepwishart.estimators.base import find_device
 from deepwishart.shallow import ShallowGP
 from deepwishart.training import History
 
@@ -24,7 +26,7 @@ __all__ = ["FORMAT_VERSION", "ModelFileError", "load", "save"]
 FORMAT_VERSION = 1
 _FORMAT = "deepwishart-model"
 _MAX_BYTES = 8 * 2**30
-_MAX_DEPTH, _MAX_WIDTH = 1_000, 100_000
+_MAX_DEPTH, _MAX_WIDTH, _MAX_SAMPLES = 1_000, 100_000, 1_000_000
 _MODEL = "model."
 
 
@@ -65,7 +67,7 @@ class _Record(_Strict):
     n_outputs: int = Field(ge=1)
     targets_ndim: int = Field(ge=1, le=2)
     target_names: list[str] = Field(min_length=1)
-    seed: int = Field(ge=0)
+    seed: int = Field(ge=0, lt=2**31)
     replicas: list[int] = Field(min_length=1)
     elbo: float
     history: dict[str, Any]
@@ -144,7 +146,8 @@ def _take_apart(estimator: Any) -> tuple[dict[str, Tensor], _Record]:
         tensors[f"{name}.mean"], tensors[f"{name}.scale"] = map(torch.from_numpy, (scaler.mean, scaler.scale))
     tensors.update({f"gp.{name}": tensor for name, tensor in estimator.gp_._asdict().items()})
     tensors.update({f"history.{name}": tensor for name, tensor in estimator.history_.tensors().items()})
-    params = estimator.get_params(deep=False)
+    # What the model is, not what parameters were set to since.
+    params = {name: estimator.built_with_.get(name, value) for name, value in estimator.get_params(deep=False).items()}
     if not isinstance(params["random_state"], int | None):
         params["random_state"] = None
     params["checkpoint"] = None
@@ -192,13 +195,24 @@ def _put_together(tensors: dict[str, Tensor], record: _Record) -> Any:
     if unknown:
         raise ModelFileError(f"{record.estimator} has no parameter {unknown[0]!r}. Update deepwishart.")
     estimator.set_params(**record.params)
+    try:
+        find_device(estimator.device)
+    except ValueError:
+        warnings.warn(f"The model was fitted on {estimator.device!r}, which is not here.", stacklevel=3)
+        estimator.device = "auto"
     estimator._check_parameters()
     estimator.encoder_ = TableEncoder.from_record(record.encoder.model_dump())
     estimator.n_features_in_ = record.n_features
     if record.feature_names is not None:
         estimator.feature_names_in_ = np.array(record.feature_names, dtype=object)
+    if record.n_features != len(record.encoder.columns):
+        raise ModelFileError("the numbers of columns differ.")
+    if record.targets_ndim == 1 and record.n_outputs != 1:
+        raise ModelFileError("one column of targets cannot be several outputs.")
+    if estimator.num_predict_samples > _MAX_SAMPLES:
+        raise ModelFileError(f"it asks for {estimator.num_predict_samples} samples.")
     if record.classes is not None:
-        estimator.classes_ = np.array(record.classes.values)
+        estimator.classes_ = _classes(record.classes)
     elif hasattr(estimator, "predict_proba"):
         raise ModelFileError("a classifier has classes.")
     else:
@@ -212,15 +226,26 @@ def _put_together(tensors: dict[str, Tensor], record: _Record) -> Any:
         setattr(estimator, f"{name}_", scaler)
     estimator.gp_ = ShallowGP(*(tensors.pop(f"gp.{name}") for name in ShallowGP._fields))
     history = {name: tensors.pop(f"history.{name}") for name in ("elbo", "learning_rate", "held_out")}
+    if any(array.ndim != 2 or array.shape[1] != estimator.n_replicas for array in history.values()):
+        raise ModelFileError("its history has another number of replicas.")
     estimator.history_ = History.restore(history, record.history)
     estimator.n_iter_ = estimator.history_.num_steps
     weights = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items()}
     estimator.model_ = _rebuild(estimator, weights, record)
+    estimator.built_with_ = estimator._structure(estimator.model_.inducing_inputs, torch.empty(record.n_outputs))
     replicas = np.array(record.replicas)
-    if not np.isin(replicas, np.arange(len(weights["inducing_inputs"]))).all():
+    if not (np.isin(replicas, np.arange(estimator.n_replicas)).all() and (np.diff(replicas) > 0).all()):
         raise ModelFileError("it names replicas that it does not hold.")
     estimator.replicas_ = replicas
     return estimator
+
+
+def _classes(record: _Classes) -> np.ndarray:
+    """Sorted, each once, and of the kind that they are said to be."""
+    classes = np.array(record.values)
+    if len(classes) < 2 or _kind(classes) != record.kind or not np.array_equal(np.unique(classes), classes):
+        raise ModelFileError("its classes are not in order.")
+    return classes
 
 
 def _rebuild(estimator: Any, weights: dict[str, Tensor], record: _Record) -> Any:
@@ -252,7 +277,14 @@ def _rebuild(estimator: Any, weights: dict[str, Tensor], record: _Record) -> Any
 
 def _check_sizes(estimator: Any, weights: dict[str, Tensor], D: int, record: _Record) -> None:
     """Nothing is built that the file does not fill."""
+    R, M, _ = weights["inducing_inputs"].shape
     layers = {name.split(".")[1] for name in weights if name.startswith("layers.")}
+    for place in ("output", *(f"layers.{layer}" for layer in layers)):
+        # Every layer and the output has a matrix of this size, and nothing that is built is larger.
+        if not any(name.startswith(f"{place}.") and t.shape[-2:] == (M, M) for name, t in weights.items()):
+            raise ModelFileError(f"{place} has no matrix for {M} inducing points.")
+    if estimator.n_replicas != R:
+        raise ModelFileError(f"it holds {R} replicas, but names {estimator.n_replicas}.")
     if estimator.depth != len(layers) + 1 or estimator.depth > _MAX_DEPTH:
         raise ModelFileError(f"depth is {estimator.depth}, but there are {len(layers)} hidden layers.")
     widths = getattr(estimator, "widths", None)

@@ -10,13 +10,22 @@ __all__ = ["Calibration", "calibration", "coverage", "crps_gaussian", "gaussian_
 
 def rmse(y: ArrayLike, mean: ArrayLike) -> float:
     """Root of the mean squared error of a prediction, over rows and outputs."""
-    return float(np.sqrt(np.mean((np.asarray(y) - np.asarray(mean)) ** 2)))
+    y, mean = _alike(y, mean)
+    return float(np.sqrt(np.mean((y - mean) ** 2)))
 
 
 def coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> float:
     """Share of observations within their intervals."""
-    y, lower, upper = np.asarray(y), np.asarray(lower), np.asarray(upper)
+    y, lower, upper = _alike(y, lower, upper)
     return float(np.mean((lower <= y) & (y <= upper)))
+
+
+def _alike(*values: ArrayLike) -> list[np.ndarray]:
+    """Arrays of one shape: others would broadcast to a table of all pairs, without a word."""
+    arrays = [np.asarray(value) for value in values]
+    if len({array.shape for array in arrays}) > 1:
+        raise ValueError(f"Arrays must have one shape, got {', '.join(str(array.shape) for array in arrays)}.")
+    return arrays
 
 
 class Calibration(NamedTuple):

@@ -36,6 +36,7 @@ __all__ = [
     "deep_gaussian_process",
     "deep_inverse_wishart_process",
     "deep_wishart_process",
+    "select_replicas",
 ]
 
 
@@ -119,6 +120,15 @@ class DeepKernelProcess(nn.Module):
             gram, kl = layer(gram, layer_noise) if draw is None else layer(gram, layer_noise, draw)
             kls.append(kl)
         return ProcessOutput(self.output(gram), tuple(kls))
+
+
+def select_replicas(model: DeepKernelProcess, replicas: Sequence[int]) -> DeepKernelProcess:
+    """A copy of some replicas of a model whose batch shape is (R)."""
+    chosen = copy.deepcopy(model)
+    index = torch.as_tensor(replicas, device=model.inducing_inputs.device)
+    for tensor in chosen.state_dict(keep_vars=True).values():  # all but the nodes of likelihoods, which replicas share
+        tensor.data = tensor.data[index]
+    return chosen
 
 
 class _Plan(NamedTuple):

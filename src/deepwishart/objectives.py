@@ -18,6 +18,7 @@ __all__ = [
     "elbo",
     "predict",
     "predict_f",
+    "predict_f_in_chunks",
     "predict_in_chunks",
     "predictive_log_likelihood",
     "sample_grams",
@@ -71,7 +72,21 @@ def predict_f(
     chunk_size: int | None = None,
 ) -> Predictive:
     """The latent functions at the rows of X: a mixture over posterior samples. See :func:`predict` for y."""
-    marginals = _all_marginals(model, X, num_samples, generator, chunk_size)
+    return _latents(_all_marginals(model, X, num_samples, generator, chunk_size))
+
+
+def predict_f_in_chunks(
+    model: DeepKernelProcess,
+    X: Tensor,
+    num_samples: int = 100,
+    generator: torch.Generator | None = None,
+    chunk_size: int | None = None,
+) -> Iterator[Predictive]:
+    """:func:`predict_f`, a chunk of rows at a time."""
+    return map(_latents, _marginals(model, X, num_samples, generator, chunk_size))
+
+
+def _latents(marginals: Marginals) -> Predictive:
     normal = torch.distributions.Normal(marginals.mean, marginals.variance.sqrt(), validate_args=False)
     return Predictive(one_component(normal, marginals.mean))
 

@@ -1,5 +1,6 @@
 """Predictive distributions: a mixture over posterior samples, and within each over quadrature nodes."""
 
+import itertools
 import math
 
 import numpy as np
@@ -86,11 +87,14 @@ class Predictive:
         if not ((level > 0) & (level < 1)).all():
             raise ValueError(f"levels must lie strictly between 0 and 1, got {levels}.")
         low, high = self._bracket(level)
+        counts = isinstance(self.components, Poisson)
         for _ in range(_BISECTIONS):
+            if counts and (high - low).max() < 0.25:
+                break
             middle = (low + high) / 2
             below = torch.stack([self.cdf(values) for values in middle]) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high.floor() if isinstance(self.components, Poisson) else high
+        return high.floor() if counts else high
 
     def sample(self, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draws of y, shape ``(*sample_shape, *batch, N, outputs)``: a sample, a node, an observation each.
@@ -143,11 +147,14 @@ class Predictive:
         return total
 
     def _crps_of_counts(self, Y: Tensor) -> Tensor:
-        highest = torch.maximum(self.quantile((1 - _TAIL,))[0], Y).max()
+        """Of large counts, blocks of them stand for all: the cdf is smooth there."""
+        highest = int(torch.maximum(self.quantile((1 - _TAIL,))[0], Y).max())
+        edges = torch.linspace(0, highest + 1, min(highest + 1, _CRPS_NODES * 2) + 1, dtype=torch.float64).round()
         total = torch.zeros_like(Y)
-        for count in range(int(highest) + 1):
-            F = self.cdf(torch.full_like(Y, count))
-            total += torch.where(count >= Y, 1 - F, F) ** 2
+        for low, high in itertools.pairwise(edges.tolist()):
+            F = self.cdf(torch.full_like(Y, (low + high - 1) // 2))
+            above = (high - Y.clamp(low, high)).clamp_min(0)  # so many counts of the block are at least y
+            total += above * (1 - F) ** 2 + (high - low - above) * F**2
         return total
 
     def pool(self, replicas: Tensor) -> "Predictive":

@@ -21,7 +21,7 @@ from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
 from deepwishart.linalg import add_to_diagonal, cholesky, default_jitter
 from deepwishart.models import DeepKernelProcess
 
-__all__ = ["ShallowGP", "count_inducing", "fit_shallow_gp", "start_from"]
+__all__ = ["ShallowGP", "average_repeated", "count_inducing", "fit_shallow_gp", "start_from"]
 
 _MAX_ROWS = 1_000
 _MAX_ITERATIONS = 200
@@ -58,13 +58,16 @@ def fit_shallow_gp(
 
     Args:
         X: Standardised inputs, shape ``(N, D)``.
-        Y: Standardised targets, shape ``(N, outputs)``.
+        Y: Standardised targets, shape ``(N, outputs)``; the first counts where rows of X are equal, so pass them
+            through :func:`average_repeated` if there are such rows.
         max_rows: Of more distinct rows, so many are taken at random.
         generator: Source of randomness.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
 
+    if not (X.isfinite().all() and Y.isfinite().all()):
+        raise ValueError("X and Y must be finite.")
     X, Y = _some_rows(X, Y, max_rows, generator)
     D = X.shape[-1]
 
@@ -83,6 +86,15 @@ def fit_shallow_gp(
         )
     lengthscale, variance, noise = torch.from_numpy(found.x).to(X).exp().split([D, 1, 1])
     return ShallowGP(lengthscale, variance[0], noise[0])
+
+
+def average_repeated(X: Tensor, values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """For every row of X (N, D), the mean of the values (N, C) of all rows that equal it, as often as they count."""
+    _, group = torch.unique(X, dim=0, return_inverse=True)
+    weights = values.new_ones(len(values)) if weights is None else weights
+    total = values.new_zeros(int(group.max()) + 1).index_add_(0, group, weights)
+    sums = values.new_zeros(len(total), values.shape[-1]).index_add_(0, group, weights[:, None] * values)
+    return (sums / total[:, None])[group]
 
 
 def _some_rows(X: Tensor, Y: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -122,7 +134,7 @@ def marginal_likelihood(X: Tensor, Y: Tensor, logs: Tensor) -> tuple[Tensor, Ten
     return value, torch.cat([to_lengthscale, to_variance[None], (trace * noise)[None]])
 
 
-def count_inducing(X: Tensor, gp: ShallowGP, least: int = 200, most: int = 300) -> int:
+def count_inducing(X: Tensor, gp: ShallowGP, least: int = 250, most: int = 350) -> int:
     """How many inducing points a table (N, D) asks for, by what the GP has learned of it.
 
     Points are chosen one by one where the GP is least certain given those before, until what is left of its variance
@@ -143,7 +155,7 @@ def count_inducing(X: Tensor, gp: ShallowGP, least: int = 200, most: int = 300) 
 
 
 @torch.no_grad()
-def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: int) -> None:
+def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: float) -> None:
     """Let a deep model begin as the GP, softly: its hidden features are the scaled inputs, seen through noise.
 
     Lengthscales and features suit every likelihood; height and noise are taken over by those of real numbers.
@@ -151,7 +163,7 @@ def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: int) -> None:
     Args:
         model: Wishart layers must be whitened.
         gp: Fitted to the model's data.
-        num_data: Rows of that data; an inducing point stands for num_data/M of them.
+        num_data: Rows of that data, as often as they count; an inducing point stands for num_data/M of them.
     """
     Z, D = model.inducing_inputs, model.inducing_inputs.shape[-1]
     scaled = Z / gp.lengthscale[..., None, :]
@@ -182,7 +194,7 @@ def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: int) -> None:
         model.output.posterior.log_precision.fill_(math.log(precision))
 
 
-def _start_output(model: DeepKernelProcess, gp: ShallowGP, num_data: int) -> None:
+def _start_output(model: DeepKernelProcess, gp: ShallowGP, num_data: float) -> None:
     """Height, noise, and the precision with which inducing points know their targets."""
     kernel, likelihood, posterior = model.output.kernel, model.likelihood, model.output.posterior
     if isinstance(kernel, Stationary):

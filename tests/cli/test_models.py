@@ -137,11 +137,44 @@ def test_trouble_in_a_table_is_explained(folder: Path, content: bytes, more: lis
     assert not Path("model.safetensors").exists()
 
 
-def test_a_text_among_numbers_makes_categories_and_says_so_when_there_are_too_many(folder: Path) -> None:
-    rows = "\n".join(f"{i}.5,{i}" for i in range(1_500))
+def test_a_word_among_numbers_is_a_mistake(folder: Path) -> None:
+    rows = "\n".join(f"{i}.5,{i}" for i in range(50))
     Path("bad.csv").write_text(f"size,price\n{rows}\nunknown,3\n")
-    result = run("fit", "bad.csv", "--target", "price", *QUICK, code=2)
-    assert "look at 'unknown', which is none" in result.stderr
+    said = run("fit", "bad.csv", "--target", "price", *QUICK, code=2).stderr
+    assert "Column 'size' holds numbers, but 'unknown' in row 51. Correct it" in said
+    Path("bad.csv").write_text("size;price\n" + "\n".join(f"{i};{i},5" for i in range(50)))
+    said = run("fit", "bad.csv", "--target", "price", "--separator", ";", *QUICK, code=2).stderr
+    assert "50 different words such as '0,5', too many for classes. Numbers need a decimal point" in said
+
+
+def test_codes_with_zeros_in_front_are_words_in_every_file(folder: Path) -> None:
+    frame = pd.DataFrame({"code": ["01", "02", "A3", "B4"] * 10, "y": range(40)})
+    frame.to_csv("codes.csv", index=False)
+    run("fit", "codes.csv", "--target", "y", *QUICK)
+    frame.iloc[:2].to_csv("new.csv", index=False)
+    run("predict", "model.safetensors", "new.csv")
+
+
+def test_yes_and_no_are_classes(folder: Path) -> None:
+    pd.read_csv("train.csv").assign(dear=lambda t: t["price"] > 150).to_csv("train.csv", index=False)
+    said = json.loads(run("fit", "train.csv", "--target", "dear", "--exclude", "price", *QUICK, "--json").output)
+    assert said["estimator"] == "DWPClassifier"
+
+
+def test_columns_can_be_left_out_everywhere(folder: Path) -> None:
+    fit()
+    more = ["--exclude", "dear"]
+    run("predict", "model.safetensors", "test.csv", *more)
+    run("evaluate", "model.safetensors", "test.csv", *more)
+    run("report", "model.safetensors", "test.csv", "--train", "train.csv", *more)
+
+
+def test_a_device_that_is_not_here(folder: Path) -> None:
+    assert "device 'nonsense' cannot be used here" in fit("--device", "nonsense", code=2).stderr
+
+
+def test_there_may_be_nothing_to_resume(folder: Path) -> None:
+    assert "nothing to resume" in fit("--resume", code=2).stderr
 
 
 def test_a_constant_column_is_harmless(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Tables become matrices the same way every time, and trouble is named."""
 
+import datetime
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,29 @@ def test_columns_are_checked() -> None:
     [
         ([None, None], "has no values"),
         (pd.to_datetime(["2020-01-01", "2020-01-02"]), "holds dates"),
+        ([datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)], "holds dates"),
+        (["1", "2", "?", "4", "?"], r"Column 'a' holds numbers, but '\?' in 2 rows: 3, 5. Correct it"),
         ([f"name {i}" for i in range(1_200)], "too many for categories"),
     ],
 )
 def test_columns_that_cannot_be_used_are_refused(column: list[object], message: str) -> None:
     with pytest.raises(TableError, match=message):
         TableEncoder.fit(pd.DataFrame({"a": column}))
+
+
+def test_a_table_must_not_become_too_wide() -> None:
+    words = [f"w{i}" for i in range(900)]
+    with pytest.raises(TableError, match="becomes 10800 columns"):
+        TableEncoder.fit(pd.DataFrame({f"c{k}": words for k in range(12)}))
+
+
+def test_columns_without_names_go_by_their_place() -> None:
+    X, y = np.random.RandomState(0).randn(30, 2), np.arange(30.0)
+    model = DWPRegressor(num_steps=2, num_inducing=5, random_state=0).fit(pd.DataFrame(X), y)
+    np.testing.assert_array_equal(model.predict(X), model.predict(pd.DataFrame(X)))
+    named = pd.DataFrame(X, columns=["a", "b"])
+    with pytest.warns(UserWarning, match="without feature names"):
+        np.testing.assert_array_equal(model.predict(named), model.predict(X))
 
 
 def test_missing_must_be_known() -> None:

@@ -14,7 +14,10 @@ def test_what_is_written_is_read(tmp_path: Path, ending: str) -> None:
     table = pd.DataFrame({"a": [1.5, np.nan], "b, c": ["x", "ü"], "0": [1, 2]})
     path = tmp_path / f"table{ending}"
     write_table(table, path)
-    pd.testing.assert_frame_equal(read_table(path), table, check_dtype=False)
+    found = read_table(path)
+    assert found["b, c"].tolist() == ["x", "ü"]
+    found = found.assign(**{name: pd.to_numeric(found[name]) for name in ("a", "0")})
+    pd.testing.assert_frame_equal(found, table, check_dtype=False)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -57,7 +60,15 @@ def test_a_separator_and_a_byte_order_mark(tmp_path: Path) -> None:
     path.write_bytes("\ufeffa; b\n1; 2\n\n3;4\n".encode())
     table = read_table(path, ";")
     assert list(table.columns) == ["a", "b"]
-    assert table["b"].tolist() == [2, 4]
+    assert table["b"].tolist() == ["2", "4"]  # text: 01 is not 1
+
+
+def test_a_tab_may_be_written_as_a_shell_passes_it(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"a\tb\n01\t2\n")
+    assert read_table(path, r"\t")["a"].tolist() == ["01"]
+    with pytest.raises(TableError, match="one character"):
+        read_table(path, "::")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What estimators predict, against answers from elsewhere."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,50 @@ def test_warm_starts_go_on() -> None:
     assert model.fit(X[:, :2], y).model_ is not first
 
 
+def test_another_form_of_model_starts_anew() -> None:
+    X, y = table()
+    model = DWPRegressor(**QUICK, warm_start=True).fit(X, y)
+    for change in ({"kernel": "matern-5/2"}, {"likelihood": "student-t"}, {"widths": 2}, {"num_inducing": 7}):
+        before = model.model_
+        assert model.set_params(**change).fit(X, y).model_ is not before
+    labels = np.arange(80) % 4
+    classifier = DWPClassifier(**QUICK, warm_start=True).fit(X, labels)
+    assert classifier.fit(X[labels < 3], labels[labels < 3]).predict_proba(X).shape == (80, 3)
+
+
+def test_repeated_inputs_speak_with_one_voice() -> None:
+    """On few distinct rows, the start is the mean of what was seen there, not the first of it."""
+    rng = np.random.RandomState(0)
+    X = rng.randint(0, 5, (600, 2)).astype(float)
+    y = rng.rand(600) < np.where(X[:, 0] >= 2, 0.8, 0.2)
+    model = DWPClassifier(**{**QUICK, "num_steps": 100}).fit(X, y)
+    assert model.score(X, y) > 0.75
+    assert model.gp_.lengthscale[0] < model.gp_.lengthscale[1]
+    regressor = DWPRegressor(**QUICK).fit(X, y + 0.1 * rng.randn(600))
+    assert regressor.history_.elbo[0, 0] > -2
+
+
+def test_a_spoilt_member_of_an_ensemble_is_left_out(fitted: DWPRegressor) -> None:
+    X, _ = table(5)
+    spoilt = copy.deepcopy(fitted)
+    with torch.no_grad():
+        for parameter in spoilt.model_.parameters():
+            parameter[1] = torch.nan
+    spoilt.replicas_ = np.array([0])
+    assert np.isfinite(spoilt.predict(X)).all()
+    assert np.isfinite(spoilt.predict_f(X)).all()
+    assert np.isfinite(spoilt.sample_y(X, 20)).all()
+
+
+def test_counts_have_a_fair_pit_and_quick_quantiles() -> None:
+    rng = np.random.RandomState(0)
+    X = rng.randn(150, 1)
+    y = rng.poisson(np.exp(0.3 * X[:, 0] - 1))
+    model = DWPRegressor(**QUICK, likelihood="poisson").fit(X, y)
+    assert abs(model.pit(X, y).mean() - 0.5) < 0.06
+    assert (model.predict_quantiles(X, (0.1, 0.9)) % 1 == 0).all()
+
+
 def test_weights_count_rows() -> None:
     X, y = table()
     weights = np.random.RandomState(1).randint(0, 3, len(X))
@@ -239,4 +284,7 @@ def test_an_interrupted_fit_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "run").exists()
     monkeypatch.undo()
     np.testing.assert_array_equal(model.fit(X, y).predict(X), whole.predict(X))
-    assert not (tmp_path / "run").exists()
+    model.save(tmp_path / "model.safetensors")
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
+    with pytest.raises(ValueError, match="needs a whole number for random_state"):
+        DWPRegressor(checkpoint=tmp_path / "run").fit(X, y)

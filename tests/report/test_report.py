@@ -95,6 +95,19 @@ def test_the_baselines_are_scikit_learns(regressor: Any) -> None:
     assert found["log-likelihood"] == pytest.approx(gaussian_log_likelihood(test[1], mean, std), abs=0.02)
 
 
+def test_shapes_of_targets_do_not_matter(regressor: Any) -> None:
+    X, y = frame()
+    expected = report.evaluate(regressor, X, y).metrics
+    assert report.evaluate(regressor, X, y.to_frame()).metrics == pytest.approx(expected)
+
+
+def test_the_plain_gp_is_no_straw_man_for_counts() -> None:
+    X, y = frame()
+    counts = np.round(np.exp(y) * 50)
+    model = DWPRegressor(**QUICK, likelihood="poisson").fit(X, counts)
+    assert report.gaussian_process(model, X, counts, X, counts).metrics["RMSE"] < counts.std() / 2
+
+
 def test_the_page_stands_alone(regressor: Any, tmp_path: Path) -> None:
     X, y = frame()
     shown = report.write_report(regressor, X, y, tmp_path / "report.html", (X, y), title="A <title>")

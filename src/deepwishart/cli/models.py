@@ -42,6 +42,7 @@ class Task(StrEnum):
     CLASSIFICATION = "classification"
 
 
+Exclude = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model file, written by fit.", show_default=False)]
 TestTable = Annotated[Path, typer.Argument(help="CSV or Parquet with the columns of the fit and the target.")]
 
@@ -65,7 +66,7 @@ def fit(
     kernel: Annotated[
         str, typer.Option(help="Such as matern-5/2, or squared-exponential + linear.")
     ] = "squared-exponential",
-    exclude: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
+    exclude: Exclude = "",
     impute: Annotated[bool, typer.Option("--impute", help="Fill missing values instead of refusing them.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or any other device of torch.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
@@ -87,10 +88,7 @@ def fit(
     with errors_are_explained():
         frame = read_table(table, separator)
         X, y = _split(frame, _names(target), _names(exclude))
-        if checkpoint.exists() and not resume:
-            if not force:
-                fail(f"{checkpoint} holds an unfinished fit. Pass --resume to go on, or --force to start anew.")
-            checkpoint.unlink()
+        _check_resume(checkpoint, resume, force)
         y, task = _check_target(y, task)
         estimator = make_estimator(
             method,
@@ -112,6 +110,8 @@ def fit(
         try:
             estimator.fit(X, y)
         except KeyboardInterrupt:
+            if not checkpoint.exists():
+                fail("Interrupted, before there was anything to save.", INTERRUPTED)
             fail(
                 f"Interrupted. The last good state is in {checkpoint}; the same command with --resume goes on.",
                 INTERRUPTED,
@@ -147,6 +147,7 @@ def predict(
     table: Annotated[Path, typer.Argument(help="CSV or Parquet with the columns of the fit.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Where to write predictions, .csv or .parquet.")] = Path("predictions.csv"),
     quantiles: Annotated[str, typer.Option(help="Levels between 0 and 1, separated by commas.")] = "0.05,0.95",
+    exclude: Exclude = "",
     separator: Separator = None,
     force: Force = False,
     as_json: Json = False,
@@ -159,7 +160,8 @@ def predict(
     with errors_are_explained():
         estimator = load(model)
         frame = read_table(table, separator)
-        X = frame.drop(columns=[name for name in estimator.target_names_ if name in frame.columns])
+        left_out = [*estimator.target_names_, *_names(exclude)]
+        X = frame.drop(columns=[name for name in left_out if name in frame.columns])
         predictions = estimator.predict_table(X, _levels(quantiles))
         write_table(predictions, out)
     if as_json:
@@ -169,12 +171,14 @@ def predict(
 
 
 @app.command()
-def evaluate(model: ModelFile, table: TestTable, separator: Separator = None, as_json: Json = False) -> None:
+def evaluate(
+    model: ModelFile, table: TestTable, exclude: Exclude = "", separator: Separator = None, as_json: Json = False
+) -> None:
     """Measure a model on rows whose target is known."""
     from deepwishart.report import evaluate as evaluate_estimator
 
     with errors_are_explained():
-        estimator, X, y = _load_with_truth(model, table, separator)
+        estimator, X, y = _load_with_truth(model, table, exclude, separator)
         found = evaluate_estimator(estimator, X, y)
     if as_json:
         print_json({"model": str(model), "rows": len(X), "metrics": found.metrics})
@@ -191,6 +195,7 @@ def report(
         Path | None, typer.Option(help="The table of the fit: a linear model and a plain GP are shown beside.")
     ] = None,
     title: Annotated[str, typer.Option(help="Of the page.")] = "Deep Wishart process report",
+    exclude: Exclude = "",
     separator: Separator = None,
     force: Force = False,
     as_json: Json = False,
@@ -200,14 +205,23 @@ def report(
 
     check_output(out, force, (".html", ".htm"))
     with errors_are_explained():
-        estimator, X, y = _load_with_truth(model, table, separator)
-        rows = None if train is None else _with_truth(estimator, train, separator)
+        estimator, X, y = _load_with_truth(model, table, exclude, separator)
+        rows = None if train is None else _with_truth(estimator, train, exclude, separator)
         evaluations = write_report(estimator, X, y, out, rows, title=title)
     if as_json:
         print_json({"report": str(out), "metrics": {e.name: e.metrics for e in evaluations}})
     else:
         show_metrics(evaluations)
         console.print(f"Wrote {out}.", markup=False, soft_wrap=True)
+
+
+def _check_resume(checkpoint: Path, resume: bool, force: bool) -> None:
+    if resume and not checkpoint.exists():
+        fail(f"There is nothing to resume: {checkpoint} does not exist. Check --out.")
+    if checkpoint.exists() and not resume:
+        if not force:
+            fail(f"{checkpoint} holds an unfinished fit. Pass --resume to go on, or --force to start anew.")
+        checkpoint.unlink()
 
 
 def make_estimator(method: Method, task: Task, **params: Any) -> Any:
@@ -244,6 +258,8 @@ def _split(frame: Any, targets: list[str], excluded: list[str]) -> tuple[Any, An
 
 def _check_target(y: Any, task: Task) -> tuple[Any, Task]:
     """The target, numbers where they are wanted, and the task that it asks for."""
+    import pandas as pd
+
     from deepwishart.data.encoding import TableEncoder, check_no_gaps, has_categories
 
     frame = y.to_frame() if y.ndim == 1 else y
@@ -251,31 +267,37 @@ def _check_target(y: Any, task: Task) -> tuple[Any, Task]:
     words = has_categories(frame)
     if task is Task.AUTO:
         task = Task.CLASSIFICATION if words else Task.REGRESSION
+        count = frame.iloc[:, 0].nunique()
+        if words and count > max(20, len(frame) / 5):
+            fail(
+                f"The target {frame.columns[0]!r} holds {count} different words such as {frame.iloc[0, 0]!r}, too many "
+                f"for classes. Numbers need a decimal point; if they are classes, pass --task classification."
+            )
     if task is Task.CLASSIFICATION:
         if y.ndim != 1:
             fail("Classification takes one target.")
-        return (y.astype(str) if words else y), task
+        return (y.astype(str) if words else pd.to_numeric(y)), task
     if words:
         fail(f"The target {frame.columns[0]!r} holds words, not numbers. Correct it, or pass --task classification.")
     numbers = TableEncoder.fit(frame).transform(frame)
     return frame.assign(**{name: numbers[:, i] for i, name in enumerate(frame.columns)}).squeeze(axis=1), task
 
 
-def _load_with_truth(model: Path, table: Path, separator: str | None) -> tuple[Any, Any, Any]:
+def _load_with_truth(model: Path, table: Path, exclude: str, separator: str | None) -> tuple[Any, Any, Any]:
     from deepwishart.files import load
 
     estimator = load(model)
-    return (estimator, *_with_truth(estimator, table, separator))
+    return (estimator, *_with_truth(estimator, table, exclude, separator))
 
 
-def _with_truth(estimator: Any, table: Path, separator: str | None) -> tuple[Any, Any]:
+def _with_truth(estimator: Any, table: Path, exclude: str, separator: str | None) -> tuple[Any, Any]:
     from deepwishart.data.tables import read_table
 
     frame = read_table(table, separator)
     absent = [name for name in estimator.target_names_ if name not in frame.columns]
     if absent:
         fail(f"{table} has no column {absent[0]!r}, which the model predicts. Use predict for rows without it.")
-    X, y = _split(frame, list(estimator.target_names_), [])
+    X, y = _split(frame, list(estimator.target_names_), [name for name in _names(exclude) if name in frame.columns])
     task = Task.CLASSIFICATION if hasattr(estimator, "classes_") else Task.REGRESSION
     y, _ = _check_target(y, task)
     if task is Task.CLASSIFICATION and estimator.classes_.dtype.kind in "OU":

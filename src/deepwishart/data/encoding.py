@@ -13,6 +13,9 @@ Missing = Literal["refuse", "impute"]
 
 _LISTED = 5
 _MAX_CATEGORIES = 1_000
+_MAX_WIDTH = 10_000
+# A column in which fewer of the distinct values are words is a column of numbers with mistakes.
+_MOSTLY_NUMBERS = 0.5
 
 
 class TableError(ValueError):
@@ -56,7 +59,11 @@ class TableEncoder:
         """Learn the columns of a table."""
         if missing not in ("refuse", "impute"):
             raise ValueError(f"missing must be 'refuse' or 'impute', got {missing!r}.")
-        return cls([_learn(str(name), table[name]) for name in table.columns], missing)
+        encoder = cls([_learn(str(name), table[name]) for name in table.columns], missing)
+        width = sum(column.width for column in encoder.columns)
+        if width > _MAX_WIDTH:
+            raise TableError(f"The table becomes {width} columns of numbers, more than {_MAX_WIDTH}. Leave some out.")
+        return encoder
 
     @property
     def has_categories(self) -> bool:
@@ -104,13 +111,16 @@ class TableEncoder:
             numbers[gaps] = column.fill
             return numbers[:, None]
         words = np.where(gaps, column.fill, values.astype(str).to_numpy(dtype=object))
-        unknown = ~np.isin(words, np.array(column.categories, dtype=object))
+        number = pd.Index(column.categories, dtype=object).get_indexer(words)
+        unknown = number < 0
         if unknown.any():
             raise TableError(
                 f"Column {column.name!r} has the value {words[unknown][0]!r} in {_rows(unknown)}, which the model has "
                 f"never seen. It knows {_list(column.categories)}."
             )
-        return (words[:, None] == np.array(column.categories, dtype=object)).astype(float)
+        one_hot = np.zeros((len(words), column.width))
+        one_hot[np.arange(len(words)), number] = 1
+        return one_hot
 
     def to_record(self) -> dict[str, Any]:
         """For a model file."""
@@ -145,8 +155,8 @@ def _learn(name: str, values: "pd.Series[Any]") -> Column:
     categories = tuple(sorted(words.unique()))
     if len(categories) > _MAX_CATEGORIES:
         raise TableError(
-            f"Column {name!r} has {len(categories)} different values, too many for categories. If they are numbers, "
-            f"look at {_first_word(present)!r}, which is none; if they are names or texts, leave the column out."
+            f"Column {name!r} has {len(categories)} different values such as {categories[0]!r}, too many for "
+            f"categories. If they are names or texts, leave the column out."
         )
     return Column(name, categories, str(words.mode().iloc[0]))
 
@@ -157,14 +167,29 @@ def has_categories(table: pd.DataFrame) -> bool:
 
 
 def _is_categorical(values: "pd.Series[Any]") -> bool:
-    """Whether a column holds words rather than numbers."""
-    if pd.api.types.is_datetime64_any_dtype(values) or pd.api.types.is_timedelta64_dtype(values):
-        raise TableError(f"Column {values.name!r} holds dates. Turn them into numbers, such as days since a date.")
+    """Whether a column holds words rather than numbers.
+
+    Raises:
+        TableError: If it holds dates, or numbers with some words among them, which is a mistake more often than not.
+    """
     if isinstance(values.dtype, pd.CategoricalDtype):
         return True
     if pd.api.types.is_numeric_dtype(values):
         return False
-    return bool(pd.to_numeric(values.dropna(), errors="coerce").isna().any())
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    if kind.startswith(("date", "time")):
+        raise TableError(f"Column {values.name!r} holds dates. Turn them into numbers, such as days since a date.")
+    present = values.dropna()
+    distinct = pd.Series(present.unique())
+    is_word = pd.to_numeric(distinct, errors="coerce").isna()
+    if is_word.any() and is_word.mean() < _MOSTLY_NUMBERS:
+        word = distinct[is_word].iloc[0]
+        raise TableError(
+            f"Column {values.name!r} holds numbers, but {word!r} in {_rows((values == word).to_numpy(dtype=bool))}. "
+            f"Correct it, or leave it empty and ask for imputation; if the numbers are names of categories, make them "
+            f"words, such as c1 for 1."
+        )
+    return bool(is_word.any())
 
 
 def _numbers(name: str, values: "pd.Series[Any]") -> np.ndarray:
@@ -178,11 +203,6 @@ def _numbers(name: str, values: "pd.Series[Any]") -> np.ndarray:
     if infinite.any():
         raise TableError(f"Column {name!r} is infinite in {_rows(infinite)}. Correct or remove such rows.")
     return numbers
-
-
-def _first_word(values: "pd.Series[Any]") -> Any:
-    words = values[pd.to_numeric(values, errors="coerce").isna()]
-    return words.iloc[0] if len(words) else values.iloc[0]
 
 
 def _rows(mask: np.ndarray) -> str:

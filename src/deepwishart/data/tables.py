@@ -17,7 +17,7 @@ _SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
 def read_table(path: str | os.PathLike[str], separator: str | None = None) -> pd.DataFrame:
-    """Read a CSV (UTF-8, with a header) or Parquet file.
+    """Read a CSV (UTF-8, with a header) or Parquet file. What stands in a CSV stays text: 01 and 1 are not the same.
 
     Args:
         path: Ending in .csv, .tsv or .parquet.
@@ -51,10 +51,15 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 def _read_csv(path: Path, separator: str | None) -> pd.DataFrame:
     separator = separator or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    separator = "\t" if separator == r"\t" else separator  # as a shell passes it on
+    if len(separator) != 1:
+        raise TableError(f"The separator must be one character, got {separator!r}.")
     try:
         header = _check_header(path, separator)
         # pandas would take a first column without a name for row labels where rows are longer than the header.
-        table = pd.read_csv(path, sep=separator, index_col=False, header=0, names=header, skipinitialspace=True)
+        table = pd.read_csv(
+            path, sep=separator, index_col=False, header=0, names=header, skipinitialspace=True, dtype=str
+        )
     except UnicodeDecodeError as error:
         raise TableError(
             f"{path} is not UTF-8 text (at byte {error.start}). Save it as UTF-8, for instance with "
@@ -119,6 +124,8 @@ def write_atomically(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         yield unfinished
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

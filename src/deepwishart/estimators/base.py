@@ -20,9 +20,9 @@ from deepwishart.data.encoding import Missing, TableEncoder, TableError
 from deepwishart.data.rows import Scaler, merge_rows
 from deepwishart.likelihoods import Likelihood
 from deepwishart.models import DeepKernelProcess
-from deepwishart.objectives import predict_f, predict_in_chunks
+from deepwishart.objectives import predict_f_in_chunks, predict_in_chunks
 from deepwishart.predictive import Predictive
-from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp, start_from
+from deepwishart.shallow import ShallowGP, average_repeated, count_inducing, fit_shallow_gp, start_from
 from deepwishart.training import History, TrainingConfig, train
 
 __all__ = ["DeepKernelEstimator"]
@@ -53,8 +53,8 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         random_state: Seed; the same gives the same fit on the same machine, and the same predictions.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or any other name of torch's.
         dtype: ``"float64"`` or ``"float32"``.
-        checkpoint: A file for the state of an unfinished fit: the same call goes on from it after a crash. It is
-            removed when the fit is done.
+        checkpoint: A file for the state of a fit: the same call goes on from it after a crash. :meth:`save` removes it.
+            Needs a ``random_state``.
         verbose: Whether to show a progress bar.
     """
 
@@ -96,7 +96,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def _regression_targets(self, Y: Tensor) -> Tensor:
-        """Real numbers that tell which inputs matter, for the GP that a fit starts from."""
+        """Real numbers that tell which inputs matter, for the GP that a fit starts from; not yet standardised."""
 
     @abstractmethod
     def _make_model(self, X: Tensor, Y: Tensor, **options: Any) -> DeepKernelProcess:
@@ -115,7 +115,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         self._check_parameters()
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        continued = self.warm_start and hasattr(self, "model_")
+        continued = getattr(self, "built_with_", None) if self.warm_start else None
         X = self._encode_inputs(X, learn=True)
         Y = self._encode_targets(y)
         check_consistent_length(X, Y)
@@ -133,9 +133,11 @@ class DeepKernelEstimator(BaseEstimator, ABC):
             self._tensor(values).expand(R, *values.shape).contiguous()
             for values in (self.x_scaler_.forward(X), self.y_scaler_.forward(Y))
         )
-        if not (continued and self._suits(inputs, targets)):
-            self.model_: DeepKernelProcess = self._start_model(inputs, targets)
-        return self._train(inputs, targets, None if weights is None else self._tensor(weights).expand(R, -1))
+        counts = None if weights is None else self._tensor(weights)
+        self.built_with_: dict[str, Any] = self._structure(inputs, targets)
+        if self.built_with_ != continued:
+            self.model_: DeepKernelProcess = self._start_model(inputs, targets, counts)
+        return self._train(inputs, targets, None if counts is None else counts.expand(R, -1))
 
     def _check_parameters(self) -> None:
         if self.dtype not in _DTYPES:
@@ -144,14 +146,34 @@ class DeepKernelEstimator(BaseEstimator, ABC):
             require_whole(name, getattr(self, name))
         if self.num_inducing is not None:
             require_whole("num_inducing", self.num_inducing)
+        if self.checkpoint is not None and not isinstance(self.random_state, int | np.integer):
+            raise ValueError("checkpoint needs a whole number for random_state: only the same seed can go on.")
+        _ = self._device
 
-    def _start_model(self, inputs: Tensor, targets: Tensor) -> DeepKernelProcess:
+    def _structure(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """All that decides the form of a model: another one cannot go on from its weights."""
+        params = self.get_params(deep=False)
+        names = ("depth", "kernel", "likelihood", "dtype", "posterior", "widths", "num_inducing", "n_replicas")
+        classes = getattr(self, "classes_", np.empty(0)).tolist()
+        chosen = {name: params[name] for name in names if name in params}
+        return {**chosen, "classes": classes, "inputs": inputs.shape[-1], "outputs": targets.shape[-1]}
+
+    def _start_model(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> DeepKernelProcess:
         """A model that begins where a plain GP has come to."""
         generator = torch.Generator().manual_seed(self.seed_)
-        inputs, targets = inputs.cpu(), targets.cpu()  # what chooses rows is small, and the same on every device
-        gp = fit_shallow_gp(inputs[0], self._regression_targets(targets[0]), generator=generator)
-        self.gp_ = gp
-        M = count_inducing(inputs[0], gp) if self.num_inducing is None else self.num_inducing
+        # What chooses rows is small, and the same on every device.
+        inputs, targets = inputs.cpu(), targets.cpu()
+        weights = torch.ones(len(inputs[0]), dtype=inputs.dtype) if weights is None else weights.cpu()
+        X, Y = inputs[0], self._regression_targets(targets[0])
+        mean = (weights[:, None] * Y).sum(0) / weights.sum()
+        spread = ((weights[:, None] * (Y - mean) ** 2).sum(0) / weights.sum()).sqrt()
+        Y = (Y - mean) / torch.where(spread > 0, spread, 1.0)
+        average = average_repeated(X, Y, weights)
+        gp = fit_shallow_gp(X, average, generator=generator)
+        # The noise of a row is that of the averages, and what varies between rows of equal inputs.
+        within = (weights[:, None] * (Y - average) ** 2).sum() / (weights.sum() * Y.shape[-1])
+        self.gp_ = gp = gp._replace(noise=gp.noise + within)
+        M = count_inducing(X, gp) if self.num_inducing is None else self.num_inducing
         model = self._make_model(
             inputs,
             targets,
@@ -163,20 +185,14 @@ class DeepKernelEstimator(BaseEstimator, ABC):
             **self._model_options(),
         )
         replicated = ShallowGP(*(part.expand(len(inputs), *part.shape) for part in gp))
-        start_from(model, replicated, inputs.shape[-2])
+        start_from(model, replicated, weights.sum().item())
+        _average_inducing_targets(model, X, targets[0], weights)
         return model.to(self._device)
 
     def _model_options(self) -> dict[str, Any]:
         """What else a model is made with, beside what a user chose."""
         # A second latent function, of the noise, is not known as well as the first.
         return {"output_precision": "separate-full"} if self.likelihood == "heteroscedastic" else {}
-
-    def _suits(self, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether the last fit's model has the shape that these data need."""
-        model = self.model_
-        expected = (inputs.shape[0], inputs.shape[-1], targets.shape[-1], self.depth, self._torch_dtype)
-        Z = model.inducing_inputs
-        return (Z.shape[0], Z.shape[-1], model.num_outputs, model.depth, Z.dtype) == expected
 
     def _train(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Self:
         checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
@@ -202,8 +218,6 @@ class DeepKernelEstimator(BaseEstimator, ABC):
             resume=True,
             progress=bool(self.verbose),
         )
-        if checkpoint is not None:
-            checkpoint.unlink(missing_ok=True)
         kept = [r for r in range(self.n_replicas) if r not in self.history_.retired]
         self.replicas_ = np.array(kept)
         self.elbo_ = float(self.history_.recent_elbo()[kept].mean())
@@ -236,14 +250,18 @@ class DeepKernelEstimator(BaseEstimator, ABC):
             validate_data(self, X, skip_check_array=True, reset=learn)
             if not (len(X) and X.shape[1]):
                 raise TableError(f"The table must have rows and columns, got {len(X)} and {X.shape[1]}.")
-            return X
+            return X.set_axis(self._column_names, axis=1)
         if not learn and self.encoder_.has_categories:
             names = ", ".join(column.name for column in self.encoder_.columns)
             raise TableError(f"The model was fitted to a data frame with categories. Give one with {names}.")
         finite = "allow-nan" if self.missing == "impute" else True
         numbers = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=learn)
-        columns = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
-        return pd.DataFrame(numbers, columns=list(columns))
+        return pd.DataFrame(numbers, columns=self._column_names)
+
+    @property
+    def _column_names(self) -> list[str]:
+        """Of the table of the fit; where it had none, columns go by their place."""
+        return list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
 
     @property
     def _torch_dtype(self) -> torch.dtype:
@@ -251,9 +269,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
 
     @property
     def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        return find_device(self.device)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=self._torch_dtype, device=self._device)
@@ -305,12 +321,12 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         each = each - np.log(self.y_scaler_.scale).sum()
         return each if per_row else float(each.mean())
 
-    def _predict_latent(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the latent functions, in standard units."""
-        inputs = self._inputs(X)
-        predictive = predict_f(self.model_, inputs, self.num_predict_samples, self._generator())
-        pooled = predictive.pool(torch.as_tensor(self.replicas_))
-        return pooled.mean.numpy(force=True), pooled.stddev.numpy(force=True)
+    def _predict_latent(self, X: Any) -> np.ndarray:
+        """Means and standard deviations of the latent functions, in standard units, shape ``(2, rows, latents)``."""
+        kept = torch.as_tensor(self.replicas_)
+        chunks = predict_f_in_chunks(self.model_, self._inputs(X), self.num_predict_samples, self._generator())
+        pooled = (chunk.pool(kept) for chunk in chunks)
+        return torch.cat([torch.stack([p.mean, p.stddev]) for p in pooled], 1).numpy(force=True)
 
     # Files
 
@@ -319,6 +335,8 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         from deepwishart.files import save
 
         save(self, path)
+        if self.checkpoint is not None:
+            Path(self.checkpoint).unlink(missing_ok=True)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "replicas_")
@@ -328,6 +346,29 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         tags.input_tags.allow_nan = self.missing == "impute"
         tags.non_deterministic = False
         return tags
+
+
+def find_device(name: str) -> torch.device:
+    """A device by its name, ``"auto"`` for a GPU where there is one; an error if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}). Choose 'auto' or 'cpu'.") from error
+    return device
+
+
+def _average_inducing_targets(model: DeepKernelProcess, X: Tensor, Y: Tensor, weights: Tensor) -> None:
+    """Inducing points start from the mean of the targets of all rows that they equal."""
+    pseudo = average_repeated(X, model.likelihood.pseudo_targets(Y), weights)
+    _, group = torch.unique(torch.cat([X, model.inducing_inputs.detach().flatten(0, 1)]), dim=0, return_inverse=True)
+    by_group = pseudo.new_zeros(int(group.max()) + 1, pseudo.shape[-1])
+    by_group[group[: len(X)]] = pseudo
+    with torch.no_grad():
+        model.output.posterior.v.copy_(by_group[group[len(X) :]].reshape(model.output.posterior.v.shape))
 
 
 def _target_names(y: Any, outputs: int) -> list[str]:

@@ -90,10 +90,9 @@ class Classification(ClassifierMixin):
         return Scaler.identity(Y.shape[1])
 
     def _regression_targets(self, Y: Tensor) -> Tensor:
-        """One column a class (one for two), centred: least squares tell which inputs matter."""
+        """One column a class (one for two): least squares tell which inputs matter."""
         classes = one_hot(Y[:, 0].long(), len(self.classes_)).to(Y)
-        classes = classes[:, 1:] if len(self.classes_) == 2 else classes
-        return (classes - classes.mean(0)) / classes.std(0, correction=0)
+        return classes[:, 1:] if len(self.classes_) == 2 else classes
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

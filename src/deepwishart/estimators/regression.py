@@ -18,6 +18,7 @@ from deepwishart.estimators.base import DeepKernelEstimator
 from deepwishart.estimators.processes import DGP, DIWP, DWP
 from deepwishart.joint import sample_functions
 from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, StudentT
+from deepwishart.models import select_replicas
 from deepwishart.predictive import Predictive
 
 __all__ = ["REGRESSION_LIKELIHOODS", "DGPRegressor", "DIWPRegressor", "DWPRegressor"]
@@ -30,7 +31,7 @@ REGRESSION_LIKELIHOODS: dict[str, type[Likelihood]] = {
 }
 
 
-_JOINT_NUMBERS = 2**26  # that the covariances of a block of draws may hold
+_JOINT_NUMBERS = 2**23  # that one matrix of a block of draws may hold; some matrices are alive at a time
 
 
 class Regression(RegressorMixin):
@@ -89,21 +90,19 @@ class Regression(RegressorMixin):
         """
         check_is_fitted(self)
         require_whole("n_samples", n_samples)
-        inputs = self._inputs(X)
-        generator = torch.Generator(inputs.device).manual_seed(_seed(random_state))
-        points = inputs.shape[-2] + self.model_.inducing_inputs.shape[-2]
-        block = max(1, _JOINT_NUMBERS // (len(inputs) * points**2))
-        draws = []
-        for start in range(0, n_samples, block):
-            f = sample_functions(self.model_, inputs, min(block, n_samples - start), generator)
-            with torch.no_grad():
-                y = Predictive(self.model_.likelihood.predict(f, torch.zeros_like(f))).sample_each(generator)
-            member = torch.as_tensor(self.replicas_, device=y.device)[
-                torch.randint(len(self.replicas_), (len(y),), generator=generator, device=y.device)
-            ]
-            draws.append(y[torch.arange(len(y), device=y.device), member])
-        values = self.y_scaler_.backward(torch.cat(draws).numpy(force=True))
-        return self._in_users_shape(np.moveaxis(values, 0, -1))
+        inputs, rng = self._inputs(X), check_random_state(random_state)
+        generator = torch.Generator(inputs.device).manual_seed(int(rng.randint(2**31 - 1)))
+        block = max(1, _JOINT_NUMBERS // (inputs.shape[-2] + self.model_.inducing_inputs.shape[-2]) ** 2)
+        members = rng.choice(self.replicas_, n_samples)
+        values = np.empty((n_samples, inputs.shape[-2], self.n_outputs_))
+        for member in np.unique(members):
+            model = select_replicas(self.model_, [int(member)])
+            for draws in np.split(numbers := np.flatnonzero(members == member), range(block, len(numbers), block)):
+                f = sample_functions(model, inputs[:1], len(draws), generator)
+                with torch.no_grad():
+                    y = Predictive(model.likelihood.predict(f, torch.zeros_like(f))).sample_each(generator)
+                values[draws] = y[:, 0].numpy(force=True)
+        return self._in_users_shape(np.moveaxis(self.y_scaler_.backward(values), 0, -1))
 
     def crps(self, X: Any, y: Any) -> float:
         """Mean continuous ranked probability score over rows and outputs, in the units of y; lower is better."""
@@ -112,9 +111,18 @@ class Regression(RegressorMixin):
         return float((each * self.y_scaler_.scale).mean())
 
     def pit(self, X: Any, y: Any) -> np.ndarray:
-        """The predictive cdf at y, evenly spread over (0, 1) for a calibrated model; shaped like y."""
+        """The predictive cdf at y, evenly spread over (0, 1) for a calibrated model; shaped like y.
+
+        For counts, the middle of the step that the cdf takes at y.
+        """
         check_is_fitted(self)
-        return self._in_users_shape(self._collect_pairs(X, y, lambda predictive, Y: predictive.cdf(Y)))
+
+        def middle(predictive: Predictive, Y: Tensor) -> Tensor:
+            return (predictive.cdf(Y) + predictive.cdf(Y - 1)) / 2
+
+        is_count = isinstance(self.model_.likelihood, Poisson)
+        ask = middle if is_count else Predictive.cdf
+        return self._in_users_shape(self._collect_pairs(X, y, ask))
 
     # The fit
 
@@ -150,8 +158,7 @@ class Regression(RegressorMixin):
 
     def _regression_targets(self, Y: Tensor) -> Tensor:
         if isinstance(self._make_likelihood(), Poisson):
-            logs = (Y + 0.5).log()
-            return (logs - logs.mean(0)) / logs.std(0, correction=0).clamp_min(1e-6)
+            return (Y + 0.5).log()
         return Y
 
     def _in_users_shape(self, values: np.ndarray) -> np.ndarray:
@@ -163,10 +170,6 @@ class Regression(RegressorMixin):
         tags.target_tags.single_output = True
         tags.target_tags.multi_output = True
         return tags
-
-
-def _seed(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from deepwishart.data.rows import Scaler
 from deepwishart.metrics import calibration, coverage, crps_gaussian, gaussian_log_likelihood, rmse
-from deepwishart.shallow import fit_shallow_gp
+from deepwishart.shallow import average_repeated, fit_shallow_gp
 
 __all__ = ["Evaluation", "evaluate", "gaussian_process", "linear_model"]
 
 _MAX_GP_ROWS = 2_000
+_ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ def evaluate(estimator: Any, X: Any, y: Any, name: str | None = None) -> Evaluat
         return Evaluation(
             name, {"accuracy": float(estimator.score(X, y)), "log-likelihood": log_likelihood, "Brier score": brier}
         )
+    mean = estimator.predict(X)
     lower, upper = np.moveaxis(estimator.predict_quantiles(X, (0.05, 0.95)), -1, 0)
+    y = np.asarray(y, dtype=float).reshape(mean.shape)
     return Evaluation(
         name,
         {
-            "RMSE": rmse(y, estimator.predict(X)),
+            "RMSE": rmse(y, mean),
             "log-likelihood": log_likelihood,
             "CRPS": estimator.crps(X, y),
             "90 % coverage": coverage(y, lower, upper),
@@ -66,17 +70,23 @@ def gaussian_process(estimator: Any, X_train: Any, y_train: Any, X: Any, y: Any)
     """An exact GP with a squared exponential ARD kernel, on up to 2,000 rows."""
     A, B, Y_train, Y = (torch.from_numpy(values) for values in _matrices(estimator, X_train, y_train, X, y))
     rows = torch.randperm(len(A), generator=torch.Generator().manual_seed(0))[:_MAX_GP_ROWS]
-    A, Y_train = A[rows], Y_train[rows]
-    gp = fit_shallow_gp(A, Y_train, generator=torch.Generator().manual_seed(0))
+    A, scaler = A[rows], Scaler.fit(Y_train[rows].numpy())
+    standard = torch.from_numpy(scaler.forward(Y_train[rows].numpy()))
+    gp = fit_shallow_gp(A, average_repeated(A, standard), generator=torch.Generator().manual_seed(0))
 
     def kernel(P: torch.Tensor, Q: torch.Tensor) -> torch.Tensor:
         return gp.variance * (-0.5 * torch.cdist(P / gp.lengthscale, Q / gp.lengthscale) ** 2).exp()
 
     L = torch.linalg.cholesky(kernel(A, A) + (gp.noise + 1e-8 * gp.variance) * torch.eye(len(A), dtype=A.dtype))
-    whitened = torch.linalg.solve_triangular(L, kernel(A, B), upper=False)
-    mean = whitened.mT @ torch.linalg.solve_triangular(L, Y_train, upper=False)
-    std = (gp.variance - (whitened**2).sum(0)).clamp_min(0).add(gp.noise).sqrt()[:, None].expand_as(mean)
-    return _of_normal("plain GP", estimator, Y.numpy(), mean.numpy(), std.numpy())
+    seen = torch.linalg.solve_triangular(L, standard, upper=False)
+    mean, variance = [], []
+    for part in B.split(_ROWS_AT_ONCE):
+        whitened = torch.linalg.solve_triangular(L, kernel(A, part), upper=False)
+        mean.append(whitened.mT @ seen)
+        variance.append((gp.variance - (whitened**2).sum(0)).clamp_min(0) + gp.noise)
+    predicted = scaler.backward(torch.cat(mean).numpy())
+    std = torch.cat(variance).sqrt()[:, None].numpy() * scaler.scale
+    return _of_normal("plain GP", estimator, Y.numpy(), predicted, std)
 
 
 def _matrices(estimator: Any, X_train: Any, y_train: Any, X: Any, y: Any) -> list[np.ndarray]:

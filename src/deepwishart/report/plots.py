@@ -31,6 +31,7 @@ _GRID = 60
 
 def plot_predictions(estimator: Any, X: Any, y: Any, output: int = 0) -> Figure:
     """Predicted against true values, with 90 % intervals."""
+    X, y = _some(X, y)
     truth, mean, lower, upper = _intervals(estimator, X, y, output)
     figure, axes = _figure()
     axes.errorbar(
@@ -44,13 +45,13 @@ def plot_predictions(estimator: Any, X: Any, y: Any, output: int = 0) -> Figure:
 
 def plot_residuals(estimator: Any, X: Any, y: Any, output: int = 0) -> Figure:
     """Residuals in units of their predicted standard deviation, against the prediction."""
+    X, y = _some(X, y)
     mean, std = (_column(values, output) for values in estimator.predict(X, return_std=True))
     z = (_column(y, output) - mean) / std
-    some = _some(len(z))
     figure, axes = _figure()
     axes.axhspan(-1.645, 1.645, color="#ebf8ff", zorder=0)
     axes.axhline(0, color=_GREY, lw=1)
-    axes.plot(mean[some], z[some], "o", ms=3, color=_BLUE, alpha=0.7)
+    axes.plot(mean, z, "o", ms=3, color=_BLUE, alpha=0.7)
     axes.set(xlabel="prediction", ylabel="residual / predicted std", title="90 % should lie in the band")
     return figure
 
@@ -107,14 +108,21 @@ def plot_elbo(estimator: Any) -> Figure:
     steps = np.arange(window, len(elbo) + 1)
     figure, axes = _figure()
     for replica in range(elbo.shape[1]):
-        smooth = np.convolve(np.nan_to_num(elbo[:, replica], neginf=np.nan), np.ones(window) / window, "valid")
-        axes.plot(steps, smooth, lw=1.2, color=_BLUE, alpha=1 if elbo.shape[1] == 1 else 0.6)
+        axes.plot(steps, _smooth(elbo[:, replica], window), lw=1.2, color=_BLUE, alpha=1 if elbo.shape[1] == 1 else 0.6)
     finite = elbo[np.isfinite(elbo)]
     if finite.size:
         low, high = np.quantile(finite, [0.05, 1])
         axes.set_ylim(low - 0.1 * (high - low) - 1e-6, high + 0.1 * (high - low) + 1e-6)
     axes.set(xlabel="step", ylabel="ELBO per row (standard units)")
     return figure
+
+
+def _smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Means over a window, of what is finite in it."""
+    finite = np.isfinite(values)
+    total = np.convolve(np.where(finite, values, 0), np.ones(window), "valid")
+    count = np.convolve(finite, np.ones(window), "valid")
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def plot_relevance(estimator: Any, most: int = 20) -> Figure:
@@ -223,9 +231,8 @@ def _grid(values: "pd.Series[Any]", categories: tuple[str, ...] | None) -> list[
 def _intervals(estimator: Any, X: Any, y: Any, output: int) -> tuple[np.ndarray, ...]:
     truth, mean = _column(y, output), _column(estimator.predict(X), output)
     lower, upper = _quantiles(estimator, X, output)
-    some = _some(len(truth))
     # The mean of a skewed mixture may lie outside of its interval by a hair.
-    return truth[some], mean[some], np.minimum(lower, mean)[some], np.maximum(upper, mean)[some]
+    return truth, mean, np.minimum(lower, mean), np.maximum(upper, mean)
 
 
 def _quantiles(estimator: Any, X: Any, output: int) -> tuple[np.ndarray, np.ndarray]:
@@ -239,9 +246,13 @@ def _column(values: Any, output: int) -> np.ndarray:
     return values if values.ndim == 1 else values[:, output]
 
 
-def _some(count: int) -> np.ndarray:
-    """Row numbers of at most so many points that a plot stays readable."""
-    return np.linspace(0, count - 1, min(count, _MAX_POINTS)).astype(int)
+def _some(X: Any, y: Any) -> tuple[Any, Any]:
+    """At most so many rows that a plot stays readable, and quick."""
+    count = len(y)
+    if count <= _MAX_POINTS:
+        return X, y
+    rows = np.linspace(0, count - 1, _MAX_POINTS).astype(int)
+    return tuple(table.iloc[rows] if hasattr(table, "iloc") else np.asarray(table)[rows] for table in (X, y))
 
 
 def _short(name: str, length: int = 18) -> str:
