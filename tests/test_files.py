@@ -213,7 +213,7 @@ def test_mutated_files_are_refused_or_mean_the_same(file: Path, tmp_path: Path, 
     header = 8 + int.from_bytes(whole[:8], "little")
     expected = load(file).predict(frame(3))
     rng = np.random.RandomState(0)
-    cases, loaded = proofs.size(400, 10_000), 0
+    cases, loaded = proofs.size(10_000, 100_000), 0
     bad = tmp_path / "bad.safetensors"
     for _ in range(cases):
         content = bytearray(whole)

@@ -155,6 +155,14 @@ def test_codes_with_zeros_in_front_are_words_in_every_file(folder: Path) -> None
     run("predict", "model.safetensors", "new.csv")
 
 
+def test_classes_are_words_in_every_file(folder: Path) -> None:
+    frame = pd.DataFrame({"x": range(40), "kind": ["01", "A"] * 20})
+    frame.to_csv("kinds.csv", index=False)
+    run("fit", "kinds.csv", "--target", "kind", *QUICK)
+    frame[frame["kind"] == "01"].to_csv("new.csv", index=False)
+    run("evaluate", "model.safetensors", "new.csv")
+
+
 def test_yes_and_no_are_classes(folder: Path) -> None:
     pd.read_csv("train.csv").assign(dear=lambda t: t["price"] > 150).to_csv("train.csv", index=False)
     said = json.loads(run("fit", "train.csv", "--target", "dear", "--exclude", "price", *QUICK, "--json").output)

@@ -291,6 +291,7 @@ def _load_with_truth(model: Path, table: Path, exclude: str, separator: str | No
 
 
 def _with_truth(estimator: Any, table: Path, exclude: str, separator: str | None) -> tuple[Any, Any]:
+    from deepwishart.data.encoding import check_no_gaps
     from deepwishart.data.tables import read_table
 
     frame = read_table(table, separator)
@@ -298,8 +299,8 @@ def _with_truth(estimator: Any, table: Path, exclude: str, separator: str | None
     if absent:
         fail(f"{table} has no column {absent[0]!r}, which the model predicts. Use predict for rows without it.")
     X, y = _split(frame, list(estimator.target_names_), [name for name in _names(exclude) if name in frame.columns])
-    task = Task.CLASSIFICATION if hasattr(estimator, "classes_") else Task.REGRESSION
-    y, _ = _check_target(y, task)
-    if task is Task.CLASSIFICATION and estimator.classes_.dtype.kind in "OU":
-        y = y.astype(str)
+    if hasattr(estimator, "classes_") and estimator.classes_.dtype.kind in "OU":
+        check_no_gaps(y.to_frame())
+        return X, y.astype(str)  # 01 is a word in this file too, whatever else stands in it
+    y, _ = _check_target(y, Task.CLASSIFICATION if hasattr(estimator, "classes_") else Task.REGRESSION)
     return X, y

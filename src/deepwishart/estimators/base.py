@@ -38,7 +38,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
 
     Attributes:
         depth: Hidden layers and the output; 1 is a sparse GP.
-        num_inducing: Inducing points; by default as many as the data ask for, from 200 to 300.
+        num_inducing: Inducing points; by default as many as the data ask for, from 250 to 350.
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
         likelihood: Name of a likelihood; by default what suits the task.
         num_steps: Steps of training at most: a fit ends when its ELBO has settled.

@@ -9,7 +9,7 @@ import pandas as pd
 from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -61,7 +61,7 @@ class Classification(ClassifierMixin):
     def _encode_targets(self, y: Any) -> np.ndarray:
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)
-        if not _num_samples(labels):
+        if not len(labels):
             raise ValueError("y must have at least one row.")
         if _has_missing(labels):
             raise ValueError("y contains NaN or None. Every row needs a class.")
