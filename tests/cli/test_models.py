@@ -230,18 +230,19 @@ def test_a_model_file_that_is_none(folder: Path) -> None:
 
 def test_ctrl_c_saves_and_resume_goes_on(folder: Path) -> None:
     command = [sys.executable, "-m", "deepwishart", "fit", "train.csv", "--target", "price", "--exclude", "dear"]
-    command += ["--steps", "100000", "--inducing", "10", "--quiet"]
+    slow = ["--steps", "100000", "--inducing", "50", "--replicas", "4"]  # seconds before it settles
+    command += [*slow, "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not Path("model.safetensors.checkpoint").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "--resume" in said
     assert not Path("model.safetensors").exists()
-    arguments = ["fit", "train.csv", "--target", "price", "--exclude", "dear", "--inducing", "10", "--steps", "100000"]
+    arguments = ["fit", "train.csv", "--target", "price", "--exclude", "dear", *slow]
     assert "--resume" in run(*arguments, code=2).stderr
     fit("--resume", code=2)  # other steps: another run
     run(*arguments, "--resume")
