@@ -105,7 +105,7 @@ def show_metrics(evaluations: list[Any]) -> None:
     table = Table(box=box.SIMPLE)
     table.add_column("model")
     for name in evaluations[0].metrics:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
     for evaluation in evaluations:
         table.add_row(evaluation.name, *(f"{value:#.4g}" for value in evaluation.metrics.values()))
     console.print(table)
