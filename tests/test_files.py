@@ -1,6 +1,8 @@
 """Model files: whole or refused."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +215,7 @@ def test_mutated_files_are_refused_or_mean_the_same(file: Path, tmp_path: Path, 
     header = 8 + int.from_bytes(whole[:8], "little")
     expected = load(file).predict(frame(3))
     rng = np.random.RandomState(0)
-    cases, loaded = proofs.size(10_000, 100_000), 0
+    cases, loaded, wrong = proofs.size(10_000, 100_000), 0, 0
     bad = tmp_path / "bad.safetensors"
     for _ in range(cases):
         content = bytearray(whole)
@@ -237,10 +239,27 @@ def test_mutated_files_are_refused_or_mean_the_same(file: Path, tmp_path: Path, 
         except ModelFileError:
             continue
         loaded += 1
-        np.testing.assert_array_equal(model.predict(frame(3)), expected)
-    proofs.record("mutated model files that load and differ", cases=cases, worst=0, limit=0, unit="files")
+        wrong += not np.array_equal(model.predict(frame(3)), expected)
+    proofs.record("mutated model files that load and differ", cases=cases, worst=wrong, limit=0, unit="files")
     assert loaded < cases / 5  # spaces and the like
 
 
-def test_loading_imports_nothing_and_runs_nothing(file: Path) -> None:
-    assert b"pickle" not in file.read_bytes()
+def test_loading_executes_nothing(file: Path) -> None:
+    """Python itself reports what would run a program, unpickle, compile or open a connection."""
+    code = f"""
+import sys, deepwishart
+deepwishart.load({str(file)!r})  # what is imported on first use is imported
+
+def refuse(event, arguments):
+    if event in ("compile", "exec", "os.system", "os.exec", "subprocess.Popen", "pickle.find_class", "socket.connect"):
+        raise SystemExit(f"load caused {{event}} {{arguments}}")
+
+sys.addaudithook(refuse)
+deepwishart.load({str(file)!r})
+try:
+    eval("1")
+except SystemExit:
+    print("the hook works")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("the hook works", 0), done.stderr
