@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepwishart.joint import sample_functions
+from deepwishart.joint import _extend, sample_functions
 from deepwishart.models import DeepKernelProcess, deep_wishart_process
 from deepwishart.objectives import predict_f
 from tests.distributions.instances import generator
@@ -71,11 +71,33 @@ def test_at_the_prior_the_points_do_not_know_where_they_were_drawn(method: str, 
     X, y = data(12)
     options = {} if method in ("dgp", "diwp") else {"initialisation": "whitened"}
     model = to_the_prior(build(method, X, y, depth=2, num_inducing=6, generator=generator(0), **options))
-    other = to_the_prior(build(method, X[:6] + 3.0, y[:6], depth=2, num_inducing=6, generator=generator(4), **options))
-    new = torch.tensor([[0.0, 0.0, 0.0], [0.4, 0.1, 0.0]], dtype=X.dtype)
+    other = to_the_prior(build(method, X[:6] + 30.0, y[:6], depth=2, num_inducing=6, generator=generator(4), **options))
+    new = torch.tensor([[0.0, 0.0, 0.0], [2.0, 1.0, 0.0]], dtype=X.dtype)
     products = [sample_functions(m, new, draws, generator(5))[..., 0].prod(-1) for m in (model, other)]
     z = (products[0].mean() - products[1].mean()) / (sum(p.var() for p in products) / draws) ** 0.5
     proofs.z_scores(f"joint draws, {method}: the prior does not depend on the inducing points", z.detach()[None], draws)
+
+
+@pytest.mark.parametrize("method", ["gw", "dgp", "diwp"])
+def test_at_the_prior_a_layer_has_the_kernel_for_its_mean(method: str, proofs: Proofs) -> None:
+    """E[G] = K over inducing points and points together, for Wishart and inverse Wishart alike."""
+    draws = proofs.size(20_000, 400_000)
+    X, y = data(12)
+    options = {} if method in ("dgp", "diwp") else {"initialisation": "whitened"}
+    model = to_the_prior(build(method, X, y, depth=2, num_inducing=4, generator=generator(0), **options))
+    Z, layer = model.inducing_inputs, model.layers[0]
+    new = torch.tensor([[0.0, 0.0, 0.0], [2.0, 1.0, 0.0]], dtype=X.dtype)
+    with torch.no_grad():
+        (noise,) = model.draw_noise(draws, 1, generator(5))
+        above, _ = layer(model.input_gram(new[:1]), noise)
+        below = torch.cat([Z, new]) * (-model.log_input_lengthscale).exp() / 3**0.5
+        F = _extend(layer, below, above.inducing, generator(6))
+        expected = (-0.5 * torch.cdist(below, below) ** 2).exp()
+    G = F @ F.mT
+    z = (G.mean(0) - expected) / (G.std(0) / draws**0.5)
+    proofs.z_scores(
+        f"joint draws, {method}: the mean of a layer is its kernel", z[torch.tril_indices(6, 6).unbind()], draws
+    )
 
 
 def test_wide_layers_replicas_and_limits() -> None:

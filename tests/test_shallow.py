@@ -1,7 +1,7 @@
 """The plain GP, and deep models that start from it."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from deepwishart.gram import FeatureGram
+from deepwishart.layers import WishartLayer
 from deepwishart.linalg import default_jitter
 from deepwishart.models import deep_gaussian_process, deep_inverse_wishart_process, deep_wishart_process
 from deepwishart.objectives import elbo, predict, sample_grams
@@ -99,11 +101,19 @@ def test_the_first_wishart_layer_starts_at_the_scaled_inputs() -> None:
     gp = ShallowGP(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0, 9.0], 1.0, 0.01)))
     model = deep_wishart_process(X[None], Y[None], num_inducing=40, initialisation="whitened", generator=generator(6))
     start_from(model, replicated(gp), 40)
-    scaled = model.inducing_inputs[0] / gp.lengthscale
-    expected = scaled @ scaled.mT
-    found = sample_grams(model, 400, generator(7))[1][0].detach()
-    cosine = (found * expected).sum() / (found.norm() * expected.norm())
-    assert cosine > 0.95
+    scaled = (model.inducing_inputs[0] / gp.lengthscale).detach()
+    X_unit = scaled / (scaled**2).sum(-1).mean().sqrt()
+    layer = cast(WishartLayer, model.layers[0])
+    S = layer.kernel(model.input_gram(X[None, :1])).ii[0].detach() / 3 + 1e-9 * torch.eye(40, dtype=X.dtype)
+    # F ~ N(0, S), column by column, and X is F seen through noise of variance ¼/ν: E[F Fᵀ] is dense algebra.
+    covariance = torch.linalg.inv(torch.linalg.inv(S) + 3 / 0.25 * torch.eye(40, dtype=X.dtype))
+    mean = covariance @ X_unit * 3 / 0.25
+    expected = mean @ mean.mT + 3 * covariance
+    found = sample_grams(model, 20_000, generator(7))[1][0].detach()
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    # On those features, the output's kernel is the GP's.
+    K = model.output.kernel.ii(FeatureGram(X_unit[None], X_unit[None, :0].mT, X_unit[None, :0, 0]))[0]
+    torch.testing.assert_close(K.detach(), (-0.5 * torch.cdist(scaled, scaled) ** 2).exp(), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("width", [2, 5])
