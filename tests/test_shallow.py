@@ -3,8 +3,10 @@
 import math
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from torch import Tensor
@@ -136,3 +138,22 @@ def test_smooth_data_ask_for_fewer_inducing_points() -> None:
     assert counts[0] < 20
     assert counts[-1] == 300
     assert count_inducing(X[:7], ShallowGP(torch.ones(3), torch.tensor(1.0), torch.tensor(math.e))) == 7
+
+
+def test_of_two_samples_of_a_large_table_the_fit_that_predicts_the_other_is_kept() -> None:
+    X = torch.randn(400, 2, dtype=torch.float64, generator=generator(0))
+    Y = torch.randn(400, 1, dtype=torch.float64, generator=generator(1))
+    for seed in range(8):
+        order = torch.randperm(400, generator=generator(seed))
+        halves = order[:12], order[12:24]
+        gps = [fit_shallow_gp(X[half], Y[half]) for half in halves]
+        scores = [score(gp, X[i], Y[i], X[j], Y[j]) for gp, (i, j) in zip(gps, (halves, halves[::-1]), strict=True)]
+        kept = fit_shallow_gp(X, Y, max_rows=12, generator=generator(seed))
+        torch.testing.assert_close(kept.noise, gps[scores.index(max(scores))].noise, rtol=1e-3, atol=0)
+
+
+def score(gp: ShallowGP, X: Tensor, Y: Tensor, X_new: Tensor, Y_new: Tensor) -> float:
+    kernel = ConstantKernel(gp.variance.item()) * RBF(gp.lengthscale.numpy())
+    exact = GaussianProcessRegressor(kernel, alpha=gp.noise.item(), optimizer=None).fit(X.numpy(), Y[:, 0].numpy())
+    mean, std = exact.predict(X_new.numpy(), return_std=True)
+    return float(norm.logpdf(Y_new[:, 0].numpy(), mean, np.sqrt(std**2 + gp.noise.item())).mean())

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 from deepwishart.distributions.bartlett import standard_concentration
 from deepwishart.gram import FeatureGram
@@ -60,15 +61,28 @@ def fit_shallow_gp(
         X: Standardised inputs, shape ``(N, D)``.
         Y: Standardised targets, shape ``(N, outputs)``; the first counts where rows of X are equal, so pass them
             through :func:`average_repeated` if there are such rows.
-        max_rows: Of more distinct rows, so many are taken at random.
+        max_rows: Of more distinct rows, so many are taken at random. If there are twice as many, two such samples are
+            fitted, and the fit that predicts the other sample better is kept.
         generator: Source of randomness.
     """
+    if not (X.isfinite().all() and Y.isfinite().all()):
+        raise ValueError("X and Y must be finite.")
+    # Distinct rows: repeated ones would speak for no noise at all where targets are few values.
+    rows = distinct_rows(X)
+    rows = rows[torch.randperm(len(rows), generator=generator, device=X.device)]
+    halves = [rows[:max_rows], rows[max_rows : 2 * max_rows]]
+    gps = [_maximise(X[half], Y[half]) for half in halves if len(half) == min(max_rows, len(rows))]
+    if len(gps) == 1:
+        return gps[0]
+    # Some rows of noise look like a function. Other rows tell.
+    scores = [_score(gp, X[i], Y[i], X[j], Y[j]) for gp, (i, j) in zip(gps, (halves, halves[::-1]), strict=True)]
+    return gps[scores[1] > scores[0]]
+
+
+def _maximise(X: Tensor, Y: Tensor) -> ShallowGP:
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
 
-    if not (X.isfinite().all() and Y.isfinite().all()):
-        raise ValueError("X and Y must be finite.")
-    X, Y = _some_rows(X, Y, max_rows, generator)
     D = X.shape[-1]
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -88,6 +102,16 @@ def fit_shallow_gp(
     return ShallowGP(lengthscale, variance[0], noise[0])
 
 
+def _score(gp: ShallowGP, X: Tensor, Y: Tensor, X_new: Tensor, Y_new: Tensor) -> float:
+    """The mean log density of new rows."""
+    ii, it = (gp.variance * (-0.5 * torch.cdist(X / gp.lengthscale, Z / gp.lengthscale) ** 2).exp() for Z in (X, X_new))
+    L = torch.linalg.cholesky(add_to_diagonal(ii, gp.noise + default_jitter(X.dtype) * gp.variance))
+    half = torch.linalg.solve_triangular(L, it, upper=False)
+    mean = half.mT @ torch.linalg.solve_triangular(L, Y, upper=False)
+    variance = gp.variance - (half**2).sum(0) + gp.noise
+    return Normal(mean, variance[:, None].sqrt()).log_prob(Y_new).mean().item()
+
+
 def average_repeated(X: Tensor, values: Tensor, weights: Tensor | None = None) -> Tensor:
     """For every row of X (N, D), the mean of the values (N, C) of all rows that equal it, as often as they count."""
     _, group = torch.unique(X, dim=0, return_inverse=True)
@@ -95,14 +119,6 @@ def average_repeated(X: Tensor, values: Tensor, weights: Tensor | None = None) -
     total = values.new_zeros(int(group.max()) + 1).index_add_(0, group, weights)
     sums = values.new_zeros(len(total), values.shape[-1]).index_add_(0, group, weights[:, None] * values)
     return (sums / total[:, None])[group]
-
-
-def _some_rows(X: Tensor, Y: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Distinct rows: repeated ones would speak for no noise at all where targets are few values."""
-    rows = distinct_rows(X)
-    order = torch.randperm(len(rows), generator=generator, device=X.device)
-    chosen = rows[order[:count]]
-    return X[chosen], Y[chosen]
 
 
 def marginal_likelihood(X: Tensor, Y: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
     num_steps: int = 1_000
     num_samples: int = 3
     num_predict_samples: int = 100
-    learning_rate: float = 1e-2
+    learning_rate: float = 5e-3
     batch_size: int | None = None
     n_replicas: int = 1
     missing: Missing = "refuse"

@@ -231,7 +231,8 @@ class Trainer:
         self.history.add_check(self.num_steps, trace, rates, score)
         if self.num_steps > self.config.steps_of_annealing:
             if self.config.schedule == "plateau":
-                self._lower_rates(trace.nanmean(0))
+                # The median: with few samples and little noise, a mean of 50 steps is what its worst step makes it.
+                self._lower_rates(trace.nanmedian(0).values)
             if score is not None and self._has_stopped_improving(score):
                 self.history.stopped = "early-stopping"
         for callback in callbacks:
