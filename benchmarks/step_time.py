@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from deepwishart import deep_gaussian_process, deep_wishart_process
+from deepwishart.experiments.machine import cpu_name
 from deepwishart.training import TrainingConfig
 from deepwishart.training.loop import Trainer
 from deepwishart.training.memory import memory_is_kept
@@ -296,21 +297,15 @@ def peak_memory(device: str) -> float:
 
 
 def machine(device: str) -> dict[str, Any]:
-    names = [line.split(":")[1].strip() for line in _cpu_lines() if line.startswith("model name")]
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     return {
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "gpu": gpu,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _cpu_lines() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def show(row: dict[str, Any]) -> None:

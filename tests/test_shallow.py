@@ -14,10 +14,11 @@ from torch.distributions import MultivariateNormal
 
 from deepwishart.gram import FeatureGram
 from deepwishart.layers import WishartLayer
+from deepwishart.likelihoods import Bernoulli, Gaussian
 from deepwishart.linalg import default_jitter
 from deepwishart.models import deep_gaussian_process, deep_inverse_wishart_process, deep_wishart_process
 from deepwishart.objectives import elbo, predict, sample_grams
-from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp, marginal_likelihood, start_from
+from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp, marginal_likelihood, match_noise, start_from
 from tests.distributions.instances import generator
 
 
@@ -60,9 +61,9 @@ def test_the_optimum_is_that_of_scikit_learn() -> None:
 
 def test_repeated_rows_count_once_and_large_tables_are_sampled() -> None:
     X, Y = data(40)
-    torch.testing.assert_close(
-        fit_shallow_gp(X, Y).noise, fit_shallow_gp(torch.cat([X, X]), torch.cat([Y, Y])).noise, rtol=1e-3, atol=0
-    )
+    once, twice = fit_shallow_gp(X, Y), fit_shallow_gp(torch.cat([X, X]), torch.cat([Y + 0.3, Y - 0.3]))
+    torch.testing.assert_close(twice.noise, once.noise + 0.3**2, rtol=1e-3, atol=0)
+    torch.testing.assert_close(twice.lengthscale, once.lengthscale, rtol=1e-2, atol=0)
     assert fit_shallow_gp(X, Y, max_rows=10, generator=generator(0)).noise > 0
 
 
@@ -80,7 +81,7 @@ def test_a_sparse_gp_starts_as_the_exact_one() -> None:
     assert elbo(model, X[None], Y[None]).item() == pytest.approx(exact.item(), abs=1e-3)
 
 
-@pytest.mark.parametrize("method", ["gw", "a-gw", "ab-gw", "dgp", "diwp"])
+@pytest.mark.parametrize("method", ["gw", "a-gw", "ab-gw", "gw prior", "a-gw prior", "ab-gw prior", "dgp", "diwp"])
 @pytest.mark.parametrize("depth", [2, 3])
 def test_a_deep_model_starts_near_the_gp(method: str, depth: int) -> None:
     X, Y = data()
@@ -91,17 +92,23 @@ def test_a_deep_model_starts_near_the_gp(method: str, depth: int) -> None:
     elif method == "diwp":
         model = deep_inverse_wishart_process(X[None], Y[None], **options)
     else:
-        model = deep_wishart_process(X[None], Y[None], posterior=method, initialisation="whitened", **options)
+        method, _, initialisation = method.partition(" ")
+        model = deep_wishart_process(
+            X[None], Y[None], posterior=method, initialisation=initialisation or "whitened", **options
+        )
     start_from(model, replicated(gp), 60)
     mean = predict(model, X[None], 200, generator(5)).mean
     correlation = torch.corrcoef(torch.stack([mean.flatten(), Y.flatten()]))[0, 1]
     assert correlation > 0.85
 
 
-def test_the_first_wishart_layer_starts_at_the_scaled_inputs() -> None:
+@pytest.mark.parametrize("initialisation", ["whitened", "prior"])
+def test_the_first_wishart_layer_starts_at_the_scaled_inputs(initialisation: str) -> None:
     X, Y = data(40)
     gp = ShallowGP(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0, 9.0], 1.0, 0.01)))
-    model = deep_wishart_process(X[None], Y[None], num_inducing=40, initialisation="whitened", generator=generator(6))
+    model = deep_wishart_process(
+        X[None], Y[None], num_inducing=40, initialisation=initialisation, generator=generator(6)
+    )
     start_from(model, replicated(gp), 40)
     scaled = (model.inducing_inputs[0] / gp.lengthscale).detach()
     X_unit = scaled / (scaled**2).sum(-1).mean().sqrt()
@@ -138,6 +145,55 @@ def test_smooth_data_ask_for_fewer_inducing_points() -> None:
     assert counts[0] < 20
     assert counts[-1] == 300
     assert count_inducing(X[:7], ShallowGP(torch.ones(3), torch.tensor(1.0), torch.tensor(math.e))) == 7
+
+
+def test_the_noise_is_what_is_left_unexplained() -> None:
+    X, Y = data()
+    gp = ShallowGP(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0, 9.0], 1.0, 1e-4)))
+    model = deep_wishart_process(X[None], Y[None], depth=4, initialisation="whitened", generator=generator(10))
+    start_from(model, replicated(gp), 60)
+    before = elbo(model, X[None], Y[None], generator=generator(11)) / 60
+    match_noise(model, X[None], Y[None], generator=generator(12))
+    after = elbo(model, X[None], Y[None], generator=generator(11)) / 60
+    assert before < -20
+    assert after > -3
+    # The variance of f has grown with the noise since; once more, and it is close to the best.
+    match_noise(model, X[None], Y[None], generator=generator(12))
+    noise = cast(Gaussian, model.likelihood).log_noise
+    values = []
+    for step in (-0.7, 0.0, 0.7):
+        with torch.no_grad():
+            noise.add_(step)
+            values.append(elbo(model, X[None], Y[None], num_samples=50, generator=generator(13)).item())
+            noise.sub_(step)
+    assert values[1] == max(values)
+
+
+def test_rows_count_by_their_weights_in_the_noise() -> None:
+    X, Y = data()
+    weights = torch.arange(60, dtype=X.dtype) % 3
+    repeated = torch.arange(60).repeat_interleave(weights.long())
+    noises = []
+    for inputs, targets, counts in ((X, Y, weights), (X[repeated], Y[repeated], None)):
+        model = deep_wishart_process(X[None], Y[None], depth=1, num_inducing=60, generator=generator(14))
+        match_noise(model, inputs[None], targets[None], counts)
+        noises.append(cast(Gaussian, model.likelihood).log_noise.detach())
+    torch.testing.assert_close(noises[0], noises[1])
+
+
+def test_classes_have_no_noise_to_match() -> None:
+    X, Y = data()
+    model = deep_wishart_process(X[None], (Y[None] > 0).double(), likelihood=Bernoulli(), generator=generator(15))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    match_noise(model, X[None], (Y[None] > 0).double())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_gp_gives_no_start_to_the_authors_initialisation() -> None:
+    X, Y = data()
+    model = deep_wishart_process(X[None], Y[None], initialisation="authors", generator=generator(16))
+    with pytest.raises(ValueError, match="“prior” and “whitened”"):
+        start_from(model, replicated(fit_shallow_gp(X, Y)), 60)
 
 
 def test_of_two_samples_of_a_large_table_the_fit_that_predicts_the_other_is_kept() -> None:

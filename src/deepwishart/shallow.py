@@ -17,12 +17,13 @@ from deepwishart.distributions.bartlett import standard_concentration
 from deepwishart.gram import FeatureGram
 from deepwishart.inducing import distinct_rows
 from deepwishart.kernels import Stationary
-from deepwishart.layers import GaussianLayer, InverseWishartLayer, WishartLayer
+from deepwishart.layers import GaussianLayer, InverseWishartLayer, WishartLayer, WishartPosterior
 from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
 from deepwishart.linalg import add_to_diagonal, cholesky, default_jitter
 from deepwishart.models import DeepKernelProcess
+from deepwishart.objectives import predict_f
 
-__all__ = ["ShallowGP", "average_repeated", "count_inducing", "fit_shallow_gp", "start_from"]
+__all__ = ["ShallowGP", "average_repeated", "count_inducing", "fit_shallow_gp", "match_noise", "start_from"]
 
 _MAX_ROWS = 1_000
 _MAX_ITERATIONS = 200
@@ -34,6 +35,9 @@ _SHARE_OF_NOISE = 0.1
 _ROWS_TO_COUNT = 2_000
 # Lengthscales of the first kernel, relative to the spread of the scaled inputs: features start close to linear in them.
 _STRETCH = 2.0
+# Likelihoods whose noise a GP knows.
+_REAL = Gaussian | HeteroscedasticGaussian | StudentT
+_SAMPLES_TO_MATCH, _LEAST_LEFT = 10, 1e-6
 # Share of Ψ that stays at the prior's scale.
 _PRIOR_SHARE = 1e-3
 
@@ -53,21 +57,35 @@ class ShallowGP(NamedTuple):
 
 
 def fit_shallow_gp(
-    X: Tensor, Y: Tensor, max_rows: int = _MAX_ROWS, generator: torch.Generator | None = None
+    X: Tensor,
+    Y: Tensor,
+    weights: Tensor | None = None,
+    max_rows: int = _MAX_ROWS,
+    generator: torch.Generator | None = None,
 ) -> ShallowGP:
     """Maximise the marginal likelihood of an exact GP, all outputs sharing its hyperparameters.
 
+    Where inputs repeat, it is that of the means of their targets: rows that are equal in all would speak for no noise.
+    The noise of a row is then that of the means, and what varies between rows of equal inputs.
+
     Args:
         X: Standardised inputs, shape ``(N, D)``.
-        Y: Standardised targets, shape ``(N, outputs)``; the first counts where rows of X are equal, so pass them
-            through :func:`average_repeated` if there are such rows.
+        Y: Standardised targets, shape ``(N, outputs)``.
+        weights: How often each row counts, shape ``(N)``; once by default.
         max_rows: Of more distinct rows, so many are taken at random. If there are twice as many, two such samples are
             fitted, and the fit that predicts the other sample better is kept.
         generator: Source of randomness.
     """
     if not (X.isfinite().all() and Y.isfinite().all()):
         raise ValueError("X and Y must be finite.")
-    # Distinct rows: repeated ones would speak for no noise at all where targets are few values.
+    weights = Y.new_ones(len(Y)) if weights is None else weights
+    average = average_repeated(X, Y, weights)
+    within = (weights[:, None] * (Y - average) ** 2).sum() / (weights.sum() * Y.shape[-1])
+    gp = _fit_distinct(X, average, max_rows, generator)
+    return gp._replace(noise=gp.noise + within)
+
+
+def _fit_distinct(X: Tensor, Y: Tensor, max_rows: int, generator: torch.Generator | None) -> ShallowGP:
     rows = distinct_rows(X)
     rows = rows[torch.randperm(len(rows), generator=generator, device=X.device)]
     halves = [rows[:max_rows], rows[max_rows : 2 * max_rows]]
@@ -177,7 +195,7 @@ def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: float) -> None
     Lengthscales and features suit every likelihood; height and noise are taken over by those of real numbers.
 
     Args:
-        model: Wishart layers must be whitened.
+        model: Deep Wishart, deep Gaussian or deep inverse Wishart process.
         gp: Fitted to the model's data.
         num_data: Rows of that data, as often as they count; an inducing point stands for num_data/M of them.
     """
@@ -203,25 +221,58 @@ def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: float) -> None
     kernel = model.output.kernel
     if model.layers and isinstance(kernel, Stationary):
         kernel.log_lengthscale.copy_(-unit.log())
-    if isinstance(model.likelihood, Gaussian | HeteroscedasticGaussian | StudentT):
-        _start_output(model, gp, num_data)
+    if isinstance(model.likelihood, _REAL):
+        if isinstance(kernel, Stationary):
+            kernel.log_height.copy_(0.5 * gp.variance.log())
+        _set_noise(model, gp.noise[..., None], num_data)
     else:
         precision = model.likelihood.pseudo_precision * num_data / Z.shape[-2]
         model.output.posterior.log_precision.fill_(math.log(precision))
 
 
-def _start_output(model: DeepKernelProcess, gp: ShallowGP, num_data: float) -> None:
-    """Height, noise, and the precision with which inducing points know their targets."""
-    kernel, likelihood, posterior = model.output.kernel, model.likelihood, model.output.posterior
-    if isinstance(kernel, Stationary):
-        kernel.log_height.copy_(0.5 * gp.variance.log())
-    log_noise = gp.noise.log()[..., None]
+@torch.no_grad()
+def match_noise(
+    model: DeepKernelProcess,
+    X: Tensor,
+    Y: Tensor,
+    weights: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> None:
+    """Let the noise be what a model leaves unexplained where it stands: the best by the ELBO, all else equal.
+
+    Features that are seen through noise predict worse than the GP, the more so the more layers there are. With the
+    noise of the GP, a deep model would begin with a misfit of hundreds of nats a row, and lose its way.
+
+    Args:
+        model: Changed in place if its likelihood is one of real numbers, else left as it is.
+        X: Inputs, shape ``(*batch, N, D)``.
+        Y: Targets, shape ``(*batch, N, outputs)``.
+        weights: How often each row counts, shape ``(N)``; once by default.
+        generator: Source of randomness.
+    """
+    if not isinstance(model.likelihood, _REAL):
+        return
+    N = X.shape[-2]
+    counts = X.new_ones(N) if weights is None else weights
+    rows = torch.linspace(0, N - 1, min(N, _ROWS_TO_COUNT), device=X.device).long()
+    f = predict_f(model, X[..., rows, :], _SAMPLES_TO_MATCH, generator).components
+    mean, variance = f.mean[0, ..., : model.num_outputs], f.variance[0, ..., : model.num_outputs]
+    squares = ((Y[..., rows, :] - mean) ** 2 + variance).mean(0)
+    share = counts[rows] / counts[rows].sum()
+    _set_noise(model, (share[:, None] * squares).sum(-2).clamp_min(_LEAST_LEFT), counts.sum().item())
+
+
+def _set_noise(model: DeepKernelProcess, noise: Tensor, num_data: float) -> None:
+    """The noise of each output, and the precision with which inducing points know their targets."""
+    likelihood, posterior, log_noise = model.likelihood, model.output.posterior, noise.log()
     if isinstance(likelihood, StudentT):
         likelihood.log_scale.copy_(0.5 * log_noise.expand_as(likelihood.log_scale))
     elif isinstance(likelihood, Gaussian | HeteroscedasticGaussian):
         likelihood.log_noise.copy_(log_noise.expand_as(likelihood.log_noise))
     if posterior.groups in (1, model.num_outputs) or isinstance(likelihood, HeteroscedasticGaussian):
         seen = posterior.log_precision[..., : model.num_outputs, :]
+        # One precision for several outputs is that of their mean noise, by logarithms.
+        log_noise = log_noise.mean(-1, keepdim=True) if seen.shape[-2] == 1 else log_noise
         seen.copy_((math.log(num_data / seen.shape[-1]) - log_noise[..., None]).expand_as(seen))
 
 
@@ -241,16 +292,52 @@ def _start_wishart(layer: WishartLayer, below: FeatureGram, features: Tensor) ->
     identity = torch.eye(M, dtype=L.dtype, device=L.device)
     R = cholesky(identity + precision * (L.mT @ L), jitter=0.0)
     mean = R.solve(precision * (L.mT @ _fit_width(features, r)))
-    q.V.copy_(R.tril_inverse.mT)
-    q.q_logit.copy_(torch.full_like(q.q_logit, 1 - _PRIOR_SHARE).logit())
-    rest, added = q.tensors.scale_parts
-    W = cholesky(add_to_diagonal(added, rest), jitter=0.0).tril_inverse @ mean
+    # W = mean + R⁻ᵀ N with normal N. What stands in front of the Bartlett factor T holds R⁻ᵀ, or what it can of it.
+    start = _start_whitened(q, R.tril_inverse.mT) if q.whitened else _start_mixed(q, L, R.tril_inverse.mT)
+    W = torch.linalg.solve_triangular(start.front, mean, upper=not q.whitened)
+    spread = start.spread
     # Turned so that the first r rows are lower triangular with a positive diagonal: the Gram matrix does not change.
     Q, upper = torch.linalg.qr(W[..., :r, :].mT)
     T = W @ (Q * torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None, :])
     q.loc.copy_(T)
-    # T_jj² has the mean of a χ² with ν − j degrees of freedom and the noncentrality t².
-    t = T[..., :r, :].diagonal(dim1=-2, dim2=-1)
+    # T_jj² in units of its spread has the mean of a χ² with ν − j degrees of freedom and the noncentrality t².
+    t = T[..., :r, :].diagonal(dim1=-2, dim2=-1) / spread[..., :r]
     q.log_concentration.copy_((standard_concentration(q.df, r, t) + 0.5 * t**2).log())
-    q.log_rate.fill_(math.log(0.5))
-    q.log_scale.zero_()
+    q.log_rate.copy_(math.log(0.5) - 2 * spread[..., :r].log())
+    q.log_scale.copy_(spread.log()[..., None].expand_as(q.log_scale))
+
+
+class _WishartStart(NamedTuple):
+    """What stands between L and T, a triangular matrix, and the standard deviations of the rows of T."""
+
+    front: Tensor
+    spread: Tensor
+
+
+def _start_whitened(q: WishartPosterior, root: Tensor) -> _WishartStart:
+    """V is the root of the covariance; T has unit spread."""
+    q.V.copy_(root)
+    q.q_logit.copy_(torch.full_like(q.q_logit, 1 - _PRIOR_SHARE).logit())
+    rest, added = q.tensors.scale_parts
+    return _WishartStart(cholesky(add_to_diagonal(added, rest), jitter=0.0).tril, torch.ones_like(root[..., 0]))
+
+
+def _start_mixed(q: WishartPosterior, prior_tril: Tensor, root: Tensor) -> _WishartStart:
+    """Ψ is S, and follows it: a V of its own would not, and small steps of the kernel would tear the two apart.
+
+    The root of the covariance, which is upper triangular, is held by A′ and the spread of T; without A′, T has the
+    spreads that are best for entries of their own.
+    """
+    if not q.relative:
+        raise ValueError("A GP gives a start to the initialisations “prior” and “whitened” alone.")
+    identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
+    q.get_buffer("V_unit").copy_(prior_tril)
+    q.V.copy_(identity)
+    q.q_logit.copy_(torch.full_like(q.q_logit, _PRIOR_SHARE).logit())
+    if q.family == "gw":
+        inverse = torch.linalg.solve_triangular(root, identity, upper=True)
+        return _WishartStart(identity, (inverse**2).sum(-2).rsqrt())
+    spread = root.diagonal(dim1=-2, dim2=-1)
+    front = root / spread[..., None, :]
+    q.rows.copy_(front.triu(1))
+    return _WishartStart(front, spread)

@@ -352,13 +352,16 @@ def test_unknown_names_are_refused() -> None:
         make_layer("gw", gram, 3, kl="exact")
 
 
-def test_posterior_is_the_papers() -> None:
-    """Ψ = (1 − q) S + q V Vᵀ and A = chol(Ψ) A′, against dense algebra."""
-    posterior = WishartPosterior("ab-gw", 3, torch.eye(M, dtype=torch.float64), INITIALISATIONS["authors"])
+@pytest.mark.parametrize("start", ["authors", "prior"])
+def test_posterior_is_the_papers(start: str) -> None:
+    """Ψ = (1 − q) S + q V Vᵀ and A = chol(Ψ) A′, against dense algebra; V may have units of its own."""
+    unit = torch.linalg.cholesky(joint(inputs(M - 1, 1, seed=5)) + torch.eye(M, dtype=torch.float64))
+    posterior = WishartPosterior("ab-gw", 3, unit, INITIALISATIONS[start])
     perturb(posterior, 0.3)
+    V = unit @ posterior.V if start == "prior" else posterior.V
     S = joint(inputs(M - 1, 1)) + torch.eye(M, dtype=torch.float64)
     q = posterior.q_logit.sigmoid()
-    Psi = (1 - q) * S + q * posterior.V @ posterior.V.mT
+    Psi = (1 - q) * S + q * V @ V.mT
     found = posterior(cholesky(S, jitter=0.0))
     torch.testing.assert_close(found.rows.matrix, torch.linalg.cholesky(Psi) @ posterior.row_mixing)
     torch.testing.assert_close(found.rows.logabsdet, torch.linalg.slogdet(found.rows.matrix).logabsdet)

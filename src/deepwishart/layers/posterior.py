@@ -96,9 +96,13 @@ class WishartPosterior(nn.Module):
         self.loc = nn.Parameter(initialisation.loc_std / df**0.5 * normal(M, rank))
         self.log_scale = nn.Parameter(full(M, rank, value=initialisation.log_scale))
 
+        # V is learned in units of the prior's root where it starts: that of a smooth kernel has directions that are
+        # nearly null, in which a step of V itself would be a giant's. The whitened Ψ has S's units anyway.
+        self.relative = initialisation.v == "prior" and not self.whitened
+        if self.relative:
+            self.register_buffer("V_unit", prior_tril.clone())
         identity = torch.eye(M, dtype=prior_tril.dtype, device=prior_tril.device).expand_as(prior_tril)
-        prior_root = identity if self.whitened else prior_tril
-        self.V = nn.Parameter(prior_root.clone() if initialisation.v == "prior" else normal(M, M) / M**0.5)
+        self.V = nn.Parameter(identity.clone() if initialisation.v == "prior" else normal(M, M) / M**0.5)
         self.q_logit = nn.Parameter(full(value=initialisation.q[0 if is_first else 1]).logit())
         if family != "gw":
             self.rows = nn.Parameter(full(M, M, value=0.0))
@@ -137,7 +141,7 @@ class WishartPosterior(nn.Module):
             self.log_rate,
             self.loc,
             self.log_scale,
-            self.V,
+            self.get_buffer("V_unit") @ self.V if self.relative else self.V,
             self.q_logit,
             None if self.family == "gw" else self.rows,
             self.columns if self.family == "ab-gw" else None,

@@ -1,0 +1,102 @@
+"""How a cell of the paper's tables is made: everything beside set, depth, method and split."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from deepwishart.linalg import default_jitter
+from deepwishart.training import TrainingConfig
+from deepwishart.training.config import Schedule
+
+__all__ = ["METHODS", "PRESETS", "Recipe"]
+
+METHODS = ("dgp", "gw", "a-gw", "ab-gw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Choices that are the same for all methods.
+
+    Attributes:
+        num_steps: Steps of Adam.
+        num_samples: Posterior samples a step.
+        num_test_samples: Posterior samples of a prediction, and of the ELBO that is reported.
+        learning_rate: To start from.
+        schedule: See :class:`~deepwishart.training.TrainingConfig`.
+        num_inducing: M.
+        initialisation: Of Wishart layers, a key of :data:`deepwishart.layers.INITIALISATIONS`.
+        from_gp: Whether a model begins where a plain GP ends, see :mod:`deepwishart.shallow`.
+        noise: Variance of the noise to start from, where no GP has said.
+        jitter: Relative to a kernel's mean diagonal.
+        batch_size: Rows a step of sets with more than 2,048 of them.
+        seed: Of inducing inputs, batches and noise.
+    """
+
+    num_steps: int = 20_000
+    num_samples: int = 10
+    num_test_samples: int = 100
+    learning_rate: float = 1e-2
+    schedule: Schedule = "paper"
+    num_inducing: int = 100
+    initialisation: str = "prior"
+    from_gp: bool = True
+    noise: float = 1.0
+    jitter: float = default_jitter(torch.float64)
+    batch_size: int = 1_024
+    seed: int = 0
+
+    def changed(self, changes: Sequence[str]) -> "Recipe":
+        """With other choices, each written as ``name=value``."""
+        kinds, given = {field.name: type(getattr(self, field.name)) for field in fields(self)}, {}
+        for change in changes:
+            name, _, text = change.partition("=")
+            if name not in kinds or not text:
+                raise ValueError(
+                    f"A choice is written name=value, with a name from {', '.join(kinds)}; got {change!r}."
+                )
+            given[name] = _parse(name, text, kinds[name])
+        return replace(self, **given)
+
+    @property
+    def config_hash(self) -> str:
+        """Twelve digits that differ for different recipes."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def training(self, num_data: int) -> TrainingConfig:
+        """For a set of so many rows."""
+        default = TrainingConfig()
+        return TrainingConfig(
+            num_steps=self.num_steps,
+            num_samples=self.num_samples,
+            batch_size=None if default.rows_per_step(num_data) == num_data else self.batch_size,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,
+        )
+
+    def describe(self) -> str:
+        """In a sentence, for the head of a table."""
+        start = "the fit of a plain GP" if self.from_gp else f"noise {self.noise:g}"
+        return (
+            f"{self.num_steps:,} steps of Adam at {self.learning_rate:g} ({self.schedule} schedule), "
+            f"{self.num_samples} samples to train and {self.num_test_samples} to test, {self.num_inducing} inducing "
+            f"points, jitter {self.jitter:.1g}, initialisation “{self.initialisation}” from {start}, batches of "
+            f"{self.batch_size:,} rows for sets of more than 2,048, seed {self.seed}"
+        )
+
+
+def _parse(name: str, text: str, kind: type) -> Any:
+    try:
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"{name} must be of type {kind.__name__}, got {text!r}.") from None
+
+
+PRESETS = {
+    # Steps, samples and schedule as O2023 states them; what it leaves open comes from the ablation in docs/results.md.
+    "paper": Recipe(),
+}

@@ -1,0 +1,171 @@
+"""A run of the paper's tables: what it measures, stores, skips and resumes."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deepwishart.data.uci import load_split
+from deepwishart.experiments import runs
+from deepwishart.experiments.recipes import METHODS, PRESETS, Recipe
+from deepwishart.experiments.runs import Replicas, evaluate, fit_gps, load_replicas, make_model, run_cells
+from deepwishart.experiments.store import METRICS, Cell, Store
+from deepwishart.metrics import rmse
+from deepwishart.objectives import elbo, predict
+from tests.distributions.instances import generator
+
+CPU = torch.device("cpu")
+SHORT = replace(Recipe(), num_steps=120, num_samples=2, num_test_samples=10, num_inducing=10, from_gp=False)
+
+
+def make_data(root: Path, rows: int = 40) -> Path:
+    """A folder with a table in the place of yacht: all of its splits, but only a few rows."""
+    folder = root / "yacht"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, 6)) * np.arange(1, 7) + 3
+    y = 5 * np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=rows) + 100
+    np.savetxt(folder / "data.txt", np.column_stack([X, y]))
+    np.savetxt(folder / "index_features.txt", np.arange(6), fmt="%d")
+    np.savetxt(folder / "index_target.txt", [6], fmt="%d")
+    for split in range(20):
+        order = rng.permutation(rows)
+        np.savetxt(folder / f"index_train_{split}.txt", order[:-8], fmt="%d")
+        np.savetxt(folder / f"index_test_{split}.txt", order[-8:], fmt="%d")
+    for name in ("n_splits", "n_epochs", "n_hidden", "dropout_rates", "tau_values"):
+        (folder / f"{name}.txt").touch()
+    return root
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return make_data(tmp_path / "uci")
+
+
+def test_replicas_are_standardised_by_their_training_part(data_dir: Path) -> None:
+    data = load_replicas("yacht", [3, 0], data_dir)
+    split = load_split("yacht", 3, data_dir)
+    mean, std = split.X_train.mean(0), split.X_train.std(0)
+    np.testing.assert_allclose(data.X_test[0], (split.X_test - mean) / std)
+    np.testing.assert_allclose(data.X[0].mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(data.Y[1].std(correction=0), 1)
+    np.testing.assert_allclose(data.scale[0], split.y_train.std())
+    np.testing.assert_allclose(data.Y_test[0, :, 0] * data.scale[0], split.y_test - split.y_train.mean())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("from_gp", [False, True])
+def test_models_start_finite(data_dir: Path, method: str, from_gp: bool) -> None:
+    data = load_replicas("yacht", [0, 1], data_dir)
+    gp = fit_gps("yacht", [0, 1], 0, data_dir) if from_gp else None
+    model = make_model(data, 3, method, SHORT, gp)
+    assert model.batch_shape == (2,)
+    assert [layer.df for layer in model.layers] == [6, 6]  # ν is the number of inputs
+    assert elbo(model, data.X, data.Y, generator=generator(0)).isfinite().all()
+
+
+def test_metrics_are_in_the_units_of_the_data(data_dir: Path) -> None:
+    data = load_replicas("yacht", [0, 1], data_dir)
+    model = make_model(data, 1, "gw", SHORT)
+    metrics = evaluate(model, data, 20)
+    bound = elbo(model, data.X, data.Y) / data.X.shape[1]  # depth 1 is analytic
+    torch.testing.assert_close(metrics["elbo"], bound.detach())
+    predictive = predict(model, data.X_test, 20)
+    for r in (0, 1):
+        split = load_split("yacht", r, data_dir)
+        scale = split.y_train.std()
+        mean = predictive.mean[r, :, 0].detach().numpy() * scale + split.y_train.mean()
+        std = predictive.stddev[r, :, 0].detach().numpy() * scale
+        z = (split.y_test - mean) / std
+        assert metrics["rmse"][r].item() == pytest.approx(rmse(split.y_test, mean))
+        density = -0.5 * z**2 - np.log(std) - 0.5 * np.log(2 * np.pi)  # one normal a row at depth 1
+        assert metrics["log_likelihood"][r].item() == pytest.approx(density.mean())
+        assert metrics["coverage"][r].item() == pytest.approx(np.mean(np.abs(z) < 1.6448536))
+        assert 0 < metrics["crps"][r].item() < metrics["rmse"][r].item()
+
+
+def test_the_elbo_of_parts_is_that_of_the_whole(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_replicas("yacht", [0], data_dir)
+    model = make_model(data, 1, "gw", SHORT)
+    whole = evaluate(model, data, 10)["elbo"]
+    monkeypatch.setattr(runs, "_ROWS_OF_ELBO", 7)
+    torch.testing.assert_close(evaluate(model, data, 10)["elbo"], whole)
+
+
+def run(store: Store, data_dir: Path, recipe: Recipe = SHORT, **options: Any) -> bool:
+    cells = [("yacht", 2, "a-gw"), ("yacht", 2, "dgp")]
+    return run_cells(store, cells, range(2), recipe, CPU, data_dir=data_dir, progress=False, **options)
+
+
+def test_every_split_is_a_row_and_none_is_made_twice(tmp_path: Path, data_dir: Path) -> None:
+    store, seen = Store(tmp_path / "r.sqlite"), []
+    assert run(store, data_dir, report=lambda cell, rows: seen.append((cell.method, len(rows))))
+    assert seen == [("a-gw", 2), ("dgp", 2)]
+    frame = store.frame()
+    assert len(frame) == 4
+    assert np.isfinite(frame[list(METRICS)]).all(axis=None)
+    assert set(frame["config_hash"]) == {SHORT.config_hash}
+    assert json.loads(frame["config"][0])["num_steps"] == 120
+    assert set(frame["trained_with"]) == {"0 1"}
+    assert (frame["steps"] == 120).all()
+    assert (frame["ms_per_step"] > 0).all()
+    assert run(store, data_dir, report=lambda cell, rows: seen.append((cell.method, len(rows))))
+    assert len(seen) == 2
+    assert run(store, data_dir, replace(SHORT, jitter=1e-6))  # another recipe is another cell
+    assert len(store.frame()) == 8
+    assert not list((tmp_path / "r.sqlite.unfinished").iterdir())
+
+
+def test_a_run_that_is_out_of_time_goes_on_to_the_same_end(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = Store(tmp_path / "a.sqlite"), Store(tmp_path / "b.sqlite")
+    assert run(whole, data_dir)
+    assert not run(broken, data_dir, deadline=time.monotonic() - 1)  # nothing is begun
+    assert not (tmp_path / "b.sqlite.unfinished").exists()
+    first = next(iter(_checks(monkeypatch)))
+    assert not run(broken, data_dir, deadline=first)
+    assert broken.finished(Cell("yacht", 2, "a-gw", SHORT.config_hash)) == set()
+    assert len(list((tmp_path / "b.sqlite.unfinished").iterdir())) == 1
+    monkeypatch.undo()
+    assert run(broken, data_dir)
+    assert broken.frame()[list(METRICS)].equals(whole.frame()[list(METRICS)])
+
+
+def _checks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time stands still until the first check, which it is too late for."""
+    begun = time.monotonic()
+
+    class Late(runs._Timer):
+        def __call__(self, check: Any) -> bool:
+            return super().__call__(check) or True
+
+    monkeypatch.setattr(runs, "_Timer", Late)
+    return [begun + 3600]
+
+
+def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
+    paper = PRESETS["paper"]
+    assert (paper.num_steps, paper.num_samples, paper.num_test_samples) == (20_000, 10, 100)
+    config = paper.training(500)
+    assert config.rows_per_step(500) == 500
+    assert config.learning_rate_factors()[9_999:10_001] == [1.0, 0.1]
+    assert config.kl_weights()[500] == 0.5
+    assert paper.training(9_000).rows_per_step(9_000) == paper.batch_size
+    changed = paper.changed(["jitter=1e-6", "from_gp=False", "schedule=cosine", "num_inducing=7"])
+    assert (changed.jitter, changed.from_gp, changed.schedule, changed.num_inducing) == (1e-6, False, "cosine", 7)
+    assert changed.config_hash != paper.config_hash
+    assert "7 inducing points" in changed.describe()
+    for wrong in ("jitter", "speed=2", "num_steps=many", "from_gp=perhaps"):
+        with pytest.raises(ValueError, match=r"name=value|must be of type"):
+            paper.changed([wrong])
+
+
+def test_replicas_move_to_a_device(data_dir: Path) -> None:
+    data = load_replicas("yacht", [0], data_dir).to(CPU)
+    assert isinstance(data, Replicas)
