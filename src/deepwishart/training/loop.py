@@ -316,14 +316,16 @@ class Trainer:
 
     def _describe_model(self) -> dict[str, Any]:
         """Shapes of what is learned, kinds and options of all modules, and a digest of what is not learned."""
-        changing = {*self.flat.shapes, *self._jitters()}
+        changing = {*self.flat.shapes, *self._buffers()}
         fixed = {name: tensor for name, tensor in self.model.state_dict().items() if name not in changing}
         kinds = [[name, type(module).__name__, _options(module)] for name, module in self.model.named_modules()]
         shapes = {name: list(shape) for name, shape in self.flat.shapes.items()}
         return {"learned": shapes, "modules": kinds, "fixed": [sorted(fixed), fingerprint(*fixed.values())]}
 
-    def _jitters(self) -> dict[str, Tensor]:
-        return {name: buffer for name, buffer in self.model.named_buffers() if name.endswith("jitter")}
+    def _buffers(self) -> dict[str, Tensor]:
+        """What goes with the parameters: jitter, which a check may raise, and units, which a start may have rounded."""
+        names = ("jitter", "V_unit")
+        return {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(names)}
 
     def _tensors(self) -> dict[str, Tensor]:
         """Every tensor that a step or a check changes."""
@@ -343,7 +345,7 @@ class Trainer:
             "early.stale": self.early.stale,
         }
         tensors.update({f"good.{name}": tensor for name, tensor in self.health.good.items()})
-        tensors.update(self._jitters())
+        tensors.update(self._buffers())
         if self.best_values is not None:
             tensors["early.values"] = self.best_values
         return tensors

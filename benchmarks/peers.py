@@ -1,6 +1,11 @@
-"""Untouched defaults on UCI splits, beside scikit-learn's exact GP with an ARD kernel.
+"""Untouched defaults on UCI splits, beside what a practitioner would use instead.
 
-    python benchmarks/defaults.py --out FILE.jsonl [--sets yacht,boston] [--splits 0-4] [--no-gp]
+    python benchmarks/peers.py --out FILE.jsonl [--sets yacht,boston] [--splits 0-4] [--methods dwp,gp,ngboost,boosting]
+
+dwp       DWPRegressor(random_state=0), nothing else set
+gp        scikit-learn's exact GP: ConstantKernel() * RBF(ones) + WhiteKernel(), standardised; up to 2,000 rows
+ngboost   NGBoost with up to 2,000 trees, stopped early by a tenth of the training rows (pip install ngboost)
+boosting  scikit-learn's HistGradientBoostingRegressor, with the spread of its out-of-fold residuals for a normal's
 
 A row for each fit is appended to the file, and rows that are there are not made again. Prints means over splits:
 log-likelihood, RMSE and CRPS in the data's units, share of test rows in their 90 % intervals, seconds of a fit.
@@ -8,15 +13,19 @@ log-likelihood, RMSE and CRPS in the data's units, share of test rows in their 9
 
 import argparse
 import json
+import math
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.model_selection import cross_val_predict, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -55,6 +64,32 @@ def fit_gp(split: Split) -> dict[str, Any]:
         gp.fit(split.X_train, split.y_train)
     seconds = time.perf_counter() - begun
     mean, std = gp.predict(split.X_test, return_std=True)
+    return of_normals(split, mean, std, seconds)
+
+
+def fit_ngboost(split: Split) -> dict[str, Any]:
+    from ngboost import NGBRegressor
+
+    begun = time.perf_counter()
+    X, X_held, y, y_held = train_test_split(split.X_train, split.y_train, test_size=0.1, random_state=0)
+    model = NGBRegressor(n_estimators=2_000, random_state=0, verbose=False)
+    model.fit(X, y, X_val=X_held, Y_val=y_held, early_stopping_rounds=50)
+    seconds = time.perf_counter() - begun
+    predicted = model.pred_dist(split.X_test, max_iter=model.best_val_loss_itr)
+    return of_normals(split, predicted.loc, predicted.scale, seconds)
+
+
+def fit_boosting(split: Split) -> dict[str, Any]:
+    begun = time.perf_counter()
+    model = HistGradientBoostingRegressor(random_state=0)
+    residuals = split.y_train - cross_val_predict(model, split.X_train, split.y_train, cv=5)
+    model.fit(split.X_train, split.y_train)
+    seconds = time.perf_counter() - begun
+    spread = math.sqrt(np.mean(residuals**2))
+    return of_normals(split, model.predict(split.X_test), np.full(len(split.y_test), spread), seconds)
+
+
+def of_normals(split: Split, mean: np.ndarray, std: np.ndarray, seconds: float) -> dict[str, Any]:
     return {
         "ll": gaussian_log_likelihood(split.y_test, mean, std),
         "rmse": rmse(split.y_test, mean),
@@ -64,35 +99,44 @@ def fit_gp(split: Split) -> dict[str, Any]:
     }
 
 
+FITS: dict[str, Callable[[Split], dict[str, Any]]] = {
+    "dwp": fit_ours,
+    "gp": fit_gp,
+    "ngboost": fit_ngboost,
+    "boosting": fit_boosting,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sets", default=",".join(UCI))
     parser.add_argument("--splits", default="0-4")
-    parser.add_argument("--no-gp", action="store_true")
+    parser.add_argument("--methods", default=",".join(FITS))
     arguments = parser.parse_args()
     first, last = (int(k) for k in arguments.splits.split("-"))
+    methods = arguments.methods.split(",")
     rows = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     done = {(row["set"], row["split"], row["method"]) for row in rows}
     for name in arguments.sets.split(","):
-        for k in range(first, last + 1):
+        for k in range(first, min(last + 1, UCI[name].splits)):
             split = load_split(name, k)
-            for method, fit in (("gp", fit_gp), ("dwp", fit_ours)):
-                if (name, k, method) in done or (method == "gp" and (arguments.no_gp or len(split.X_train) > GP_UP_TO)):
+            for method in methods:
+                if (name, k, method) in done or (method == "gp" and len(split.X_train) > GP_UP_TO):
                     continue
-                row = {"set": name, "split": k, "method": method, **fit(split)}
+                row = {"set": name, "split": k, "method": method, **FITS[method](split)}
                 rows.append(row)
                 with arguments.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-        report(name, rows)
+        report(name, rows, methods)
 
 
-def report(name: str, rows: list[dict[str, Any]]) -> None:
-    for method in ("gp", "dwp"):
+def report(name: str, rows: list[dict[str, Any]], methods: list[str]) -> None:
+    for method in methods:
         chosen = [row for row in rows if row["set"] == name and row["method"] == method]
         if chosen:
             means = "  ".join(f"{metric} {np.mean([row[metric] for row in chosen]):.4f}" for metric in METRICS)
-            print(f"{name:9} {method:4} {len(chosen)} splits  {means}", flush=True)
+            print(f"{name:9} {method:8} {len(chosen):2} splits  {means}", flush=True)
 
 
 if __name__ == "__main__":
