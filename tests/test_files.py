@@ -15,11 +15,11 @@ from safetensors.torch import save as serialise
 
 from deepwishart import load
 from deepwishart.estimators import ESTIMATORS, DWPClassifier, DWPRegressor
-from deepwishart.files import ModelFileError, _digest
+from deepwishart.files import FORMAT_VERSION, ModelFileError, _digest
 from tests.proofs import Proofs
 
 QUICK: dict[str, Any] = {"num_steps": 3, "num_inducing": 6, "num_predict_samples": 5, "random_state": 0}
-FIXTURE = Path(__file__).parent / "fixtures" / "model-1.safetensors"
+FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("model-*.safetensors"))
 
 
 def frame(rows: int = 30) -> pd.DataFrame:
@@ -114,12 +114,17 @@ def test_an_unfitted_model_has_no_file(tmp_path: Path) -> None:
         DWPRegressor().save(tmp_path / "model.safetensors")
 
 
-def test_old_files_keep_loading() -> None:
-    """A file of format 1 that an earlier version wrote, and what it predicted then."""
-    model = load(FIXTURE)
-    expected = np.array(json.loads(FIXTURE.with_suffix(".json").read_text())["prediction"])
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_old_files_keep_loading(path: Path) -> None:
+    """A file of each format, as the library wrote it at the time, and what it predicted then."""
+    model = load(path)
+    expected = np.array(json.loads(path.with_suffix(".json").read_text())["prediction"])
     np.testing.assert_allclose(model.predict(frame(5)), expected, rtol=1e-6)
     assert model.target_names_ == ["sales"]
+
+
+def test_every_format_has_a_file() -> None:
+    assert [path.stem for path in FIXTURES] == [f"model-{version}" for version in range(1, FORMAT_VERSION + 1)]
 
 
 def contents(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -130,7 +135,12 @@ def contents(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 def forge(path: Path, tensors: dict[str, torch.Tensor], record: dict[str, Any], **metadata: str) -> None:
     """A file whose checksum is right, whatever it says."""
     text = json.dumps(record)
-    base = {"format": "deepwishart-model", "version": "1", "record": text, "sha256": _digest(tensors, text)}
+    base = {
+        "format": "deepwishart-model",
+        "version": str(FORMAT_VERSION),
+        "record": text,
+        "sha256": _digest(tensors, text),
+    }
     path.write_bytes(serialise(tensors, {**base, **metadata}))
 
 

@@ -23,7 +23,7 @@ from deepwishart.training import History
 
 __all__ = ["FORMAT_VERSION", "ModelFileError", "load", "save"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FORMAT = "deepwishart-model"
 _MAX_BYTES = 8 * 2**30
 _MAX_DEPTH, _MAX_WIDTH, _MAX_SAMPLES = 1_000, 100_000, 1_000_000
@@ -93,8 +93,10 @@ def load(path: str | os.PathLike[str]) -> Any:
         ModelFileError: If the file is none of ours, damaged, altered, or of a newer format.
     """
     path = Path(path)
-    tensors, text = _read(path)
+    tensors, text, version = _read(path)
     try:
+        if version < 2:
+            _scale_row_mixing(tensors)
         return _put_together(tensors, _Record.model_validate_json(text))
     except ModelFileError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
@@ -102,8 +104,15 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise ModelFileError(f"{path} does not describe a model: {_first_line(error)}") from error
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors and the text of the record, both whole."""
+def _scale_row_mixing(tensors: dict[str, Tensor]) -> None:
+    """From format 1, which held the entries of A′ themselves, to units of 1/√M."""
+    for name, tensor in tensors.items():
+        if name.endswith(".posterior.rows"):
+            tensors[name] = tensor * tensor.shape[-1] ** 0.5
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], str, int]:
+    """The tensors and the text of the record, both whole, and the version of the format."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -126,7 +135,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], str]:
         raise ModelFileError(f"{path} is damaged or no model file: {_first_line(error)}") from error
     if metadata.get("sha256") != _digest(tensors, text):
         raise ModelFileError(f"{path} was altered or damaged: its checksum is wrong. Save the model again.")
-    return tensors, text
+    return tensors, text, int(version)
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

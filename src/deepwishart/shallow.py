@@ -37,7 +37,7 @@ _ROWS_TO_COUNT = 2_000
 _STRETCH = 2.0
 # Likelihoods whose noise a GP knows.
 _REAL = Gaussian | HeteroscedasticGaussian | StudentT
-_SAMPLES_TO_MATCH, _LEAST_LEFT = 10, 1e-6
+_SAMPLES_TO_MATCH = 10
 # Share of Ψ that stays at the prior's scale.
 _PRIOR_SHARE = 1e-3
 
@@ -236,18 +236,21 @@ def match_noise(
     X: Tensor,
     Y: Tensor,
     weights: Tensor | None = None,
+    misfit: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Let the noise be what a model leaves unexplained where it stands: the best by the ELBO, all else equal.
+    """Raise the noise to what a model leaves unexplained where it stands: the best by the ELBO, all else equal.
 
     Features that are seen through noise predict worse than the GP, the more so the more layers there are. With the
-    noise of the GP, a deep model would begin with a misfit of hundreds of nats a row, and lose its way.
+    noise of the GP, a deep model would begin with a misfit of hundreds of nats a row, and lose its way. Where the
+    misfit is small, the noise of the GP is the better start: a fit need not find it again.
 
     Args:
         model: Changed in place if its likelihood is one of real numbers, else left as it is.
         X: Inputs, shape ``(*batch, N, D)``.
         Y: Targets, shape ``(*batch, N, outputs)``.
         weights: How often each row counts, shape ``(N)``; once by default.
+        misfit: How many times the noise may be left unexplained; only beyond that is it raised.
         generator: Source of randomness.
     """
     if not isinstance(model.likelihood, _REAL):
@@ -259,7 +262,13 @@ def match_noise(
     mean, variance = f.mean[0, ..., : model.num_outputs], f.variance[0, ..., : model.num_outputs]
     squares = ((Y[..., rows, :] - mean) ** 2 + variance).mean(0)
     share = counts[rows] / counts[rows].sum()
-    _set_noise(model, (share[:, None] * squares).sum(-2).clamp_min(_LEAST_LEFT), counts.sum().item())
+    unexplained = (share[:, None] * squares).sum(-2)
+    _set_noise(model, torch.maximum(_noise(model.likelihood), unexplained / misfit), counts.sum().item())
+
+
+def _noise(likelihood: Gaussian | HeteroscedasticGaussian | StudentT) -> Tensor:
+    """The variance of the noise of each output, or the square of its scale."""
+    return (2 * likelihood.log_scale if isinstance(likelihood, StudentT) else likelihood.log_noise).exp()
 
 
 def _set_noise(model: DeepKernelProcess, noise: Tensor, num_data: float) -> None:
@@ -325,8 +334,8 @@ def _start_whitened(q: WishartPosterior, root: Tensor) -> _WishartStart:
 def _start_mixed(q: WishartPosterior, prior_tril: Tensor, root: Tensor) -> _WishartStart:
     """Ψ is S, and follows it: a V of its own would not, and small steps of the kernel would tear the two apart.
 
-    The root of the covariance, which is upper triangular, is held by A′ and the spread of T; without A′, T has the
-    spreads that are best for entries of their own.
+    T has the spreads that are best for entries without correlation, one over the root of the precision's diagonal. A′
+    could hold the correlations, but those of one S, while S varies from sample to sample in all layers but the first.
     """
     if not q.relative:
         raise ValueError("A GP gives a start to the initialisations “prior” and “whitened” alone.")
@@ -334,10 +343,5 @@ def _start_mixed(q: WishartPosterior, prior_tril: Tensor, root: Tensor) -> _Wish
     q.get_buffer("V_unit").copy_(prior_tril)
     q.V.copy_(identity)
     q.q_logit.copy_(torch.full_like(q.q_logit, _PRIOR_SHARE).logit())
-    if q.family == "gw":
-        inverse = torch.linalg.solve_triangular(root, identity, upper=True)
-        return _WishartStart(identity, (inverse**2).sum(-2).rsqrt())
-    spread = root.diagonal(dim1=-2, dim2=-1)
-    front = root / spread[..., None, :]
-    q.rows.copy_(front.triu(1))
-    return _WishartStart(front, spread)
+    inverse = torch.linalg.solve_triangular(root, identity, upper=True)
+    return _WishartStart(identity, (inverse**2).sum(-2).rsqrt())

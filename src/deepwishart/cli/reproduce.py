@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from deepwishart.cli.app import (
@@ -283,7 +284,7 @@ def show_table(table: Any) -> None:
         shown.add_column(name, justify="right", no_wrap=True)
     for row in table.rows:
         shown.add_row(*row)
-    console.print(shown, width=max(console.width, _WIDE), crop=False)
+    Console(highlight=False, width=max(console.width, _WIDE)).print(shown)
 
 
 def _head(preset: str, recipe: Any, results: Any) -> list[str]:

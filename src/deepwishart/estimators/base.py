@@ -30,6 +30,8 @@ __all__ = ["DeepKernelEstimator"]
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # A fit has settled when the ELBO has risen by less than this, in nats per row, over so many checks of 50 steps.
 _TOLERANCE, _PATIENCE = 1e-2, 3
+# A fit keeps the noise of the GP unless its start leaves so many times more unexplained.
+_MISFIT = 10.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -183,7 +185,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         replicated = ShallowGP(*(part.expand(len(inputs), *part.shape) for part in gp))
         start_from(model, replicated, weights.sum().item())
         _average_inducing_targets(model, X, targets[0], weights)
-        match_noise(model, inputs, targets, weights, generator)
+        match_noise(model, inputs, targets, weights, _MISFIT, generator)
         return model.to(self._device)
 
     def _model_options(self) -> dict[str, Any]:

@@ -187,8 +187,8 @@ class PosteriorTensors(NamedTuple):
 
     @property
     def row_mixing(self) -> Tensor | None:
-        """A′."""
-        return None if self.rows is None else _UnitLU.apply(self.rows)
+        """A′. Its entries are learned in units of 1/√M: M of them act on a feature together."""
+        return None if self.rows is None else _UnitLU.apply(self.rows * self.rows.shape[-1] ** -0.5)
 
     @property
     def column_mixing(self) -> Tensor | None:
