@@ -4,7 +4,8 @@
 
 dwp       DWPRegressor(random_state=0), nothing else set
 gp        scikit-learn's exact GP: ConstantKernel() * RBF(ones) + WhiteKernel(), standardised; up to 2,000 rows
-ngboost   NGBoost with up to 2,000 trees, stopped early by a tenth of the training rows (pip install ngboost)
+ngboost   NGBoost with up to 2,000 trees, stopped early by a tenth of the training rows; install it beside, with the
+          older pandas that it asks for: pip install ngboost
 boosting  scikit-learn's HistGradientBoostingRegressor, with the spread of its out-of-fold residuals for a normal's
 
 A row for each fit is appended to the file, and rows that are there are not made again. Prints means over splits:

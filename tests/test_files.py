@@ -179,7 +179,7 @@ def test_forged_files_are_refused(file: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(load(bad).predict(frame()), load(file).predict(frame()))
     params, Z = record["params"], tensors["model.inducing_inputs"]
     forgeries: list[tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, str], str]] = [
-        (tensors, record, {"version": "2"}, "Update"),
+        (tensors, record, {"version": str(FORMAT_VERSION + 1)}, "Update"),
         (tensors, record, {"version": "one"}, "Update"),
         (tensors, change(record, estimator="os.system"), {}, "no estimator 'os.system'"),
         (tensors, change(record, params={**params, "evil": 1}), {}, "no parameter 'evil'"),

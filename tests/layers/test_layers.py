@@ -162,7 +162,7 @@ def test_rows_are_mixed_by_a_lower_times_an_upper_matrix_and_columns_by_a_lower_
     """Entry by entry: A′ is no triangular matrix, which would make A-GW a GW."""
     posterior = WishartPosterior("ab-gw", 3, torch.eye(4, dtype=torch.float64))
     perturb(posterior, 0.5)
-    rows, columns = posterior.rows.detach(), posterior.columns.detach()
+    rows, columns = posterior.rows.detach() / 2, posterior.columns.detach()  # A′ is learned in units of 1/√M
     A, B = posterior.row_mixing, posterior.column_mixing
     assert A is not None
     assert B is not None

@@ -64,7 +64,7 @@ def textbook(process: DeepKernelProcess) -> Model:
     for hidden in process.layers:
         assert isinstance(hidden, WishartLayer)
         q, kernel = hidden.posterior, hidden.kernel
-        shared = (copy(x) for x in (q.tensors.V, q.q_logit, q.rows, q.rows))
+        shared = (copy(x) for x in (q.tensors.V, q.q_logit, *(q.rows * q.rows.shape[-1] ** -0.5,) * 2))
         bartlett = (copy(x) for x in (q.log_concentration, q.log_rate, q.loc, q.log_scale))
         layers.append(Layer(q.df, copy(kernel.log_height), copy(kernel.log_lengthscale), *shared, *bartlett))
     output, noise = process.output, process.likelihood.log_noise
