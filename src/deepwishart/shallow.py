@@ -88,13 +88,17 @@ def fit_shallow_gp(
 def _fit_distinct(X: Tensor, Y: Tensor, max_rows: int, generator: torch.Generator | None) -> ShallowGP:
     rows = distinct_rows(X)
     rows = rows[torch.randperm(len(rows), generator=generator, device=X.device)]
-    halves = [rows[:max_rows], rows[max_rows : 2 * max_rows]]
-    gps = [_maximise(X[half], Y[half]) for half in halves if len(half) == min(max_rows, len(rows))]
-    if len(gps) == 1:
-        return gps[0]
+    first, second = rows[:max_rows], rows[max_rows : 2 * max_rows]
+    gp = _maximise(X[first], Y[first])
+    if len(second) < max_rows:
+        return gp
     # Some rows of noise look like a function. Other rows tell.
-    scores = [_score(gp, X[i], Y[i], X[j], Y[j]) for gp, (i, j) in zip(gps, (halves, halves[::-1]), strict=True)]
-    return gps[scores[1] > scores[0]]
+    other = _maximise(X[second], Y[second])
+    scores = (
+        _score(gp, X[first], Y[first], X[second], Y[second]),
+        _score(other, X[second], Y[second], X[first], Y[first]),
+    )
+    return gp if scores[0] >= scores[1] else other
 
 
 def _maximise(X: Tensor, Y: Tensor) -> ShallowGP:
@@ -122,6 +126,8 @@ def _maximise(X: Tensor, Y: Tensor) -> ShallowGP:
 
 def _score(gp: ShallowGP, X: Tensor, Y: Tensor, X_new: Tensor, Y_new: Tensor) -> float:
     """The mean log density of new rows."""
+    X, Y, X_new, Y_new, *parts = (tensor.double() for tensor in (X, Y, X_new, Y_new, *gp))
+    gp = ShallowGP(*parts)
     ii, it = (gp.variance * (-0.5 * torch.cdist(X / gp.lengthscale, Z / gp.lengthscale) ** 2).exp() for Z in (X, X_new))
     L = torch.linalg.cholesky(add_to_diagonal(ii, gp.noise + default_jitter(X.dtype) * gp.variance))
     half = torch.linalg.solve_triangular(L, it, upper=False)
@@ -195,7 +201,7 @@ def start_from(model: DeepKernelProcess, gp: ShallowGP, num_data: float) -> None
     Lengthscales and features suit every likelihood; height and noise are taken over by those of real numbers.
 
     Args:
-        model: Deep Wishart, deep Gaussian or deep inverse Wishart process.
+        model: Deep Wishart, deep Gaussian or deep inverse Wishart process, as it was made.
         gp: Fitted to the model's data.
         num_data: Rows of that data, as often as they count; an inducing point stands for num_data/M of them.
     """
@@ -301,10 +307,9 @@ def _start_wishart(layer: WishartLayer, below: FeatureGram, features: Tensor) ->
     identity = torch.eye(M, dtype=L.dtype, device=L.device)
     R = cholesky(identity + precision * (L.mT @ L), jitter=0.0)
     mean = R.solve(precision * (L.mT @ _fit_width(features, r)))
-    # W = mean + R⁻ᵀ N with normal N. What stands in front of the Bartlett factor T holds R⁻ᵀ, or what it can of it.
-    start = _start_whitened(q, R.tril_inverse.mT) if q.whitened else _start_mixed(q, L, R.tril_inverse.mT)
-    W = torch.linalg.solve_triangular(start.front, mean, upper=not q.whitened)
-    spread = start.spread
+    # W = mean + R⁻ᵀ N with normal N, and W = front T: front and the spread of T hold what they can of R⁻ᵀ.
+    front, spread = _start_whitened(q, R.tril_inverse.mT) if q.whitened else _start_mixed(q, L, R.tril_inverse.mT)
+    W = torch.linalg.solve_triangular(front, mean, upper=False)
     # Turned so that the first r rows are lower triangular with a positive diagonal: the Gram matrix does not change.
     Q, upper = torch.linalg.qr(W[..., :r, :].mT)
     T = W @ (Q * torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None, :])
@@ -316,22 +321,15 @@ def _start_wishart(layer: WishartLayer, below: FeatureGram, features: Tensor) ->
     q.log_scale.copy_(spread.log()[..., None].expand_as(q.log_scale))
 
 
-class _WishartStart(NamedTuple):
-    """What stands between L and T, a triangular matrix, and the standard deviations of the rows of T."""
-
-    front: Tensor
-    spread: Tensor
-
-
-def _start_whitened(q: WishartPosterior, root: Tensor) -> _WishartStart:
+def _start_whitened(q: WishartPosterior, root: Tensor) -> tuple[Tensor, Tensor]:
     """V is the root of the covariance; T has unit spread."""
     q.V.copy_(root)
     q.q_logit.copy_(torch.full_like(q.q_logit, 1 - _PRIOR_SHARE).logit())
     rest, added = q.tensors.scale_parts
-    return _WishartStart(cholesky(add_to_diagonal(added, rest), jitter=0.0).tril, torch.ones_like(root[..., 0]))
+    return cholesky(add_to_diagonal(added, rest), jitter=0.0).tril, torch.ones_like(root[..., 0])
 
 
-def _start_mixed(q: WishartPosterior, prior_tril: Tensor, root: Tensor) -> _WishartStart:
+def _start_mixed(q: WishartPosterior, prior_tril: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Ψ is S, and follows it: a V of its own would not, and small steps of the kernel would tear the two apart.
 
     T has the spreads that are best for entries without correlation, one over the root of the precision's diagonal. A′
@@ -344,4 +342,4 @@ def _start_mixed(q: WishartPosterior, prior_tril: Tensor, root: Tensor) -> _Wish
     q.V.copy_(identity)
     q.q_logit.copy_(torch.full_like(q.q_logit, _PRIOR_SHARE).logit())
     inverse = torch.linalg.solve_triangular(root, identity, upper=True)
-    return _WishartStart(identity, (inverse**2).sum(-2).rsqrt())
+    return identity, (inverse**2).sum(-2).rsqrt()

@@ -87,6 +87,8 @@ def test_run_times_are_measured_here(place: Path) -> None:
         (["uci", "--method", "gw,nn"], "There is no nn"),
         (["uci", "--depth", "two"], "--depth takes numbers"),
         (["uci", "--splits", "3-"], "--splits takes numbers"),
+        (["uci", "--splits", "18-20"], "There are splits 0 to 19"),
+        (["uci", "--splits", "5", "--dataset", "protein"], "There are splits 0 to 4"),
         (["uci", "--preset", "mine"], "--preset must be one of paper"),
         (["uci", "--set", "speed=2"], "name=value"),
         (["table"], "does not exist"),

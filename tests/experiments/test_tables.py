@@ -70,8 +70,8 @@ def test_tables_show_means_errors_and_what_was_not_run() -> None:
     (table,) = result_tables(frame, ["yacht"])
     rows = {(row[0], row[1]): row for row in table.rows}
     assert len(rows) == 16
-    assert rows["2", "A-GW"][2:6] == ["3", "2.07 ± 0.01", "2.07 ± 0.01", "+0.0"]
-    assert rows["2", "A-GW"][9:12] == ["0.30 ± 0.00", "0.33 ± 0.03", "+1.0"]
+    assert rows["2", "A-GW"][2:6] == ["3", "2.07 ± 0.01", "2.07 ± 0.01", "0.00 (+0.0)"]
+    assert rows["2", "A-GW"][9:12] == ["0.30 ± 0.00", "0.33 ± 0.03", "−0.03 (+1.0)"]
     assert rows["5", "GW"][2:6] == ["not run", "–", "1.59 ± 0.02", "–"]
 
 
@@ -80,7 +80,7 @@ def test_figures_that_are_worse_are_marked_and_listed() -> None:
     (table,) = result_tables(frame, ["yacht"])
     assert next(row for row in table.rows if row[:2] == ["2", "A-GW"])[5].endswith("↓")
     missed = missed_table(frame, ["yacht"])
-    assert missed.rows == [["yacht", "2", "A-GW", "ELBO", "1.97 ± 0.01", "2.07 ± 0.01", "−6.5"]]
+    assert missed.rows == [["yacht", "2", "A-GW", "ELBO", "1.97 ± 0.01", "2.07 ± 0.01", "−0.10 (−6.5) ↓"]]
     assert "Of 3 figures" in missed.caption
     assert "2 are within" in missed.caption
 

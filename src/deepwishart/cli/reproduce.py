@@ -73,6 +73,7 @@ def uci(
     All splits of a cell train at once. Cells that are in the store are skipped, interrupted ones go on where they were,
     and several processes with one store never do a cell twice.
     """
+    from deepwishart.data.uci import UCI
     from deepwishart.estimators.base import find_device
     from deepwishart.experiments.recipes import METHODS
     from deepwishart.experiments.runs import run_cells
@@ -93,6 +94,9 @@ def uci(
         names, methods = _datasets(dataset), _choices(method, METHODS)
         cells = [(name, d, m) for name in names for d in _numbers("--depth", depth) for m in methods]
         chosen = _numbers("--splits", splits)
+        most = max(UCI[name].splits for name in names)
+        if chosen[-1] >= most:
+            raise ValueError(f"There are splits 0 to {most - 1}, got {splits}.")
         try:
             complete = run_cells(
                 Store(store),
@@ -295,8 +299,9 @@ def _head(preset: str, recipe: Any, results: Any) -> list[str]:
     return [
         f"Preset “{preset}”: {recipe.describe()}. The same for all methods. Run on {machines}.",
         "Means ± standard errors over splits: ELBO per datapoint with standardised targets, test log-likelihood and "
-        "RMSE in the units of the data. z is the difference in standard errors of the two together, positive where "
-        "ours is better; ↓ marks what is worse by more than one standard error of the paper's; – was not run.",
+        "RMSE in the units of the data. Δ is ours minus the paper's, z the same in standard errors of the two together, "
+        "positive where ours is better; ↓ marks what is worse by more than one standard error of the paper's; – was "
+        "not run.",
         f"The paper's: {citation()}",
     ]
 
@@ -323,4 +328,4 @@ def _numbers(option: str, given: str) -> list[int]:
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
             raise ValueError(f"{option} takes numbers and ranges such as 0-4,7, got {given!r}.")
         numbers.extend(range(int(first), int(last if dash else first) + 1))
-    return list(dict.fromkeys(numbers))
+    return sorted(set(numbers))

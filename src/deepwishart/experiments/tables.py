@@ -101,7 +101,7 @@ def result_tables(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -
     tables = []
     header = ["depth", "method", "splits"]
     for name in COMPARED.values():
-        header += [name, "paper", "z"]
+        header += [name, "paper", "Δ (z)"]
     for dataset in datasets:
         found = list(compare(results, [dataset]))
         rows = []
@@ -110,8 +110,7 @@ def result_tables(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -
             splits = str(cell[0].ours.splits) if cell[0].ours else "not run"
             row = [str(cell[0].depth), NAMES[cell[0].method], splits]
             for comparison in cell:
-                mark = " ↓" if comparison.is_missed else ""
-                row += [_show(comparison.ours), _show(comparison.paper), _show_z(comparison.z) + mark]
+                row += [_show(comparison.ours), _show(comparison.paper), _show_difference(comparison)]
             rows.append(row)
         tables.append(TextTable(f"{dataset}", header, rows))
     return tables
@@ -122,14 +121,22 @@ def missed_table(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) ->
     run = [c for c in compare(results, datasets) if c.gain is not None]
     missed = [c for c in run if c.is_missed]
     rows = [
-        [c.dataset, str(c.depth), NAMES[c.method], COMPARED[c.metric], _show(c.ours), _show(c.paper), _show_z(c.z)]
+        [
+            c.dataset,
+            str(c.depth),
+            NAMES[c.method],
+            COMPARED[c.metric],
+            _show(c.ours),
+            _show(c.paper),
+            _show_difference(c),
+        ]
         for c in missed
     ]
     caption = (
         f"Of {len(run)} figures of cells that were run, {len(run) - len(missed)} are within one standard error of the "
         f"paper's or better. Worse are {len(missed)}:"
     )
-    return TextTable(caption, ["set", "depth", "method", "metric", "ours", "paper", "z"], rows)
+    return TextTable(caption, ["set", "depth", "method", "metric", "ours", "paper", "Δ (z)"], rows)
 
 
 def paired_difference(results: pd.DataFrame, dataset: str, depth: int, pair: tuple[str, str]) -> Estimate | None:
@@ -177,6 +184,14 @@ def _show(found: Estimate | None) -> str:
     return mean if math.isnan(found.stderr) else f"{mean} ± {found.stderr:.2f}"
 
 
+def _show_difference(comparison: Comparison) -> str:
+    """Ours minus the paper's, in brackets how many standard errors better ours is."""
+    if comparison.ours is None or comparison.paper is None:
+        return "–"
+    difference = _minus(f"{comparison.ours.mean - comparison.paper.mean:+.2f}")
+    return f"{difference} ({_show_z(comparison.z)}){' ↓' if comparison.is_missed else ''}"
+
+
 def _show_z(z: float | None) -> str:
     if z is None or math.isnan(z):
         return "–"
@@ -184,8 +199,7 @@ def _show_z(z: float | None) -> str:
 
 
 def _minus(text: str) -> str:
-    text = text.replace("-0.00", "0.00") if text == "-0.00" else text
-    return text.replace("-", "−")
+    return "0.00" if text in ("-0.00", "+0.00") else text.replace("-", "−")
 
 
 # Forms
@@ -222,11 +236,11 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>The paper's tables, reproduced</title>
 <style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #22313f; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
+body { font: 14px/1.5 system-ui, sans-serif; color: #22313f; margin: 2rem auto; max-width: 84rem; padding: 0 1rem }
 h2 { font-size: 1.1rem; margin-top: 2rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap }
-th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #e4e8ec }
+th, td { padding: 0.2rem 0.5rem; text-align: right; border-bottom: 1px solid #e4e8ec }
 </style>
 </head>
 <body>
@@ -241,6 +255,7 @@ _LATEX = {
     "–": "--",
     "↓": r"$\downarrow$",
     "∞": r"$\infty$",
+    "Δ": r"$\Delta$",
     "%": r"\%",
     "_": r"\_",
     "&": r"\&",
