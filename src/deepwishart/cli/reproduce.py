@@ -299,9 +299,9 @@ def _head(preset: str, recipe: Any, results: Any) -> list[str]:
     return [
         f"Preset “{preset}”: {recipe.describe()}. The same for all methods. Run on {machines}.",
         "Means ± standard errors over splits: ELBO per datapoint with standardised targets, test log-likelihood and "
-        "RMSE in the units of the data. Δ is ours minus the paper's, z the same in standard errors of the two together, "
-        "positive where ours is better; ↓ marks what is worse by more than one standard error of the paper's; – was "
-        "not run.",
+        "RMSE in the units of the data. Δ is ours minus the paper's, z the same in standard errors of the two "
+        "together, positive where ours is better; ↓ marks what is worse by more than one standard error of the "
+        "paper's; – was not run.",
         f"The paper's: {citation()}",
     ]
 
