@@ -13,10 +13,11 @@ import torch
 from deepwishart.data.uci import load_split
 from deepwishart.experiments import runs
 from deepwishart.experiments.recipes import METHODS, PRESETS, Recipe
-from deepwishart.experiments.runs import Replicas, evaluate, fit_gps, load_replicas, make_model, run_cells
+from deepwishart.experiments.runs import evaluate, fit_gps, load_replicas, make_model, run_cells
 from deepwishart.experiments.store import METRICS, Cell, Store
 from deepwishart.metrics import rmse
 from deepwishart.objectives import elbo, predict
+from deepwishart.training import Check
 from tests.distributions.instances import generator
 
 CPU = torch.device("cpu")
@@ -128,8 +129,8 @@ def test_a_run_that_is_out_of_time_goes_on_to_the_same_end(
     assert run(whole, data_dir)
     assert not run(broken, data_dir, deadline=time.monotonic() - 1)  # nothing is begun
     assert not (tmp_path / "b.sqlite.unfinished").exists()
-    first = next(iter(_checks(monkeypatch)))
-    assert not run(broken, data_dir, deadline=first)
+    monkeypatch.setattr(runs, "_Timer", Late)
+    assert not run(broken, data_dir)
     assert broken.finished(Cell("yacht", 2, "a-gw", SHORT.config_hash)) == set()
     assert len(list((tmp_path / "b.sqlite.unfinished").iterdir())) == 1
     monkeypatch.undo()
@@ -137,16 +138,12 @@ def test_a_run_that_is_out_of_time_goes_on_to_the_same_end(
     assert broken.frame()[list(METRICS)].equals(whole.frame()[list(METRICS)])
 
 
-def _checks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Time stands still until the first check, which it is too late for."""
-    begun = time.monotonic()
+class Late(runs._Timer):
+    """Time is up at the first check."""
 
-    class Late(runs._Timer):
-        def __call__(self, check: Any) -> bool:
-            return super().__call__(check) or True
-
-    monkeypatch.setattr(runs, "_Timer", Late)
-    return [begun + 3600]
+    def __call__(self, check: Check) -> bool:
+        super().__call__(check)
+        return True
 
 
 def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
@@ -164,8 +161,3 @@ def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
     for wrong in ("jitter", "speed=2", "num_steps=many", "from_gp=perhaps"):
         with pytest.raises(ValueError, match=r"name=value|must be of type"):
             paper.changed([wrong])
-
-
-def test_replicas_move_to_a_device(data_dir: Path) -> None:
-    data = load_replicas("yacht", [0], data_dir).to(CPU)
-    assert isinstance(data, Replicas)

@@ -156,3 +156,12 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         read_results(tmp_path / "a.csv")
     with pytest.raises(StoreError, match="cannot be used"):
         Store(tmp_path / "no_folder" / "r.sqlite")
+
+
+@pytest.mark.parametrize(("column", "value"), [("config", ""), ("config", "{"), ("depth", "two"), ("elbo", "high")])
+def test_a_damaged_export_is_refused(tmp_path: Path, column: str, value: str) -> None:
+    store = Store(tmp_path / "r.sqlite")
+    store.add([row(0)])
+    write_table(store.frame().astype(object).assign(**{column: value}), tmp_path / "r.csv")
+    with pytest.raises(StoreError, match="is no export of results"):
+        read_results(tmp_path / "r.csv")

@@ -137,22 +137,15 @@ def table(
     """
     from deepwishart.experiments import tables
 
-    forms = {".md": tables.format_markdown, ".html": tables.format_html, ".tex": tables.format_latex}
     if out is not None:
-        check_output(out, force, tuple(forms))
+        check_output(out, force, tuple(tables.FORMATS))
     with errors_are_explained():
         recipe = choose_recipe(preset, steps, inducing, change or [])
         results, names = results_under(store, recipe), _datasets(dataset)
         shown = tables.result_tables(results, names)
         shown += [tables.difference_table(results, names), tables.missed_table(results, names)]
         text = _head(preset, recipe, results)
-        for paragraph in text:
-            console.print(paragraph, markup=False, soft_wrap=True)
-        for one in shown:
-            show_table(one)
-        if out is not None:
-            with write_atomically(out) as unfinished:
-                unfinished.write_text(forms[out.suffix.lower()](shown, text), encoding="utf-8")
+        show_tables(shown, text, out)
 
 
 @reproduce_app.command()
@@ -173,19 +166,14 @@ def runtime(
     from deepwishart.experiments.paper import citation
     from deepwishart.experiments.runtime import runtime_table
 
-    forms = {".md": tables.format_markdown, ".html": tables.format_html, ".tex": tables.format_latex}
     if out is not None:
-        check_output(out, force, tuple(forms))
+        check_output(out, force, tuple(tables.FORMATS))
     with errors_are_explained():
         recipe = choose_recipe(preset, None, inducing, change or [])
         names, depths = tuple(_datasets(dataset)), tuple(_numbers("--depth", depth))
         with console.status("Training some steps of each …"):
             found = runtime_table(recipe, find_device(device), names, depths, data_dir)
-        show_table(found)
-        if out is not None:
-            head = [f"Preset {preset}: {recipe.describe()}.", f"The paper's: {citation()}"]
-            with write_atomically(out) as unfinished:
-                unfinished.write_text(forms[out.suffix.lower()]([found], head), encoding="utf-8")
+        show_tables([found], [f"Preset “{preset}”: {recipe.describe()}.", f"The paper's: {citation()}"], out)
 
 
 @reproduce_app.command()
@@ -281,14 +269,23 @@ def results_under(store: Path, recipe: Any) -> Any:
     return results[results["config_hash"] == recipe.config_hash]
 
 
-def show_table(table: Any) -> None:
-    """On the terminal."""
-    shown = Table(title=table.caption, box=box.SIMPLE, title_justify="left")
-    for name in table.header:
-        shown.add_column(name, justify="right", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*row)
-    Console(highlight=False, width=max(console.width, _WIDE)).print(shown)
+def show_tables(found: list[Any], head: list[str], out: Path | None) -> None:
+    """On the terminal, and in a file whose ending says in which form."""
+    from deepwishart.experiments.tables import FORMATS
+
+    wide = Console(highlight=False, width=max(console.width, _WIDE))
+    for paragraph in head:
+        console.print(paragraph, markup=False, soft_wrap=True)
+    for table in found:
+        shown = Table(title=table.caption, box=box.SIMPLE, title_justify="left")
+        for name in table.header:
+            shown.add_column(name, justify="right", no_wrap=True)
+        for row in table.rows:
+            shown.add_row(*row)
+        wide.print(shown)
+    if out is not None:
+        with write_atomically(out) as unfinished:
+            unfinished.write_text(FORMATS[out.suffix.lower()](found, head), encoding="utf-8")
 
 
 def _head(preset: str, recipe: Any, results: Any) -> list[str]:

@@ -200,6 +200,6 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     try:
         table = table[list(COLUMNS)].astype(numbers)
         table["config"].map(json.loads)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # a missing recipe is no text at all
         raise StoreError(f"{path} is no export of results: {error}.") from error
     return table

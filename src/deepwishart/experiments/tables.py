@@ -12,6 +12,7 @@ from deepwishart.experiments.paper import Estimate, published
 from deepwishart.experiments.recipes import METHODS
 
 __all__ = [
+    "FORMATS",
     "NAMES",
     "PAIRS",
     "Comparison",
@@ -287,3 +288,6 @@ def format_latex(tables: Sequence[TextTable], head: Sequence[str]) -> str:
 
 def _tex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
+
+
+FORMATS = {".md": format_markdown, ".html": format_html, ".tex": format_latex}
