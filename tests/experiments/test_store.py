@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,26 @@ def test_processes_share_the_work_and_do_nothing_twice(tmp_path: Path) -> None:
     done = log.read_text().splitlines()
     assert sorted(done) == sorted(f"{depth} {split}" for depth in range(2, 8) for split in range(5))
     assert len(Store(path).frame()) == 30
+
+
+def test_of_many_that_claim_at_one_moment_one_gets_it(tmp_path: Path) -> None:
+    path, workers, rounds = tmp_path / "r.sqlite", 4, 25
+    Store(path)
+    barrier, lock = threading.Barrier(workers), threading.Lock()
+    won: list[int] = []
+
+    def claim(store: Store) -> None:
+        for depth in range(rounds):
+            barrier.wait()
+            with store.claim(CELL._replace(depth=depth), [0]) as mine:
+                with lock:
+                    won.extend(depth for _ in mine)
+                barrier.wait()
+
+    with ThreadPoolExecutor(workers) as pool:
+        for future in [pool.submit(claim, Store(path)) for _ in range(workers)]:
+            future.result(timeout=60)
+    assert sorted(won) == list(range(rounds))
 
 
 @pytest.mark.parametrize("name", ["r.csv", "r.parquet"])
