@@ -2,6 +2,7 @@
 
 import math
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,13 +13,22 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from deepwishart import shallow
 from deepwishart.gram import FeatureGram
 from deepwishart.layers import WishartLayer
 from deepwishart.likelihoods import Bernoulli, Gaussian
 from deepwishart.linalg import default_jitter
 from deepwishart.models import deep_gaussian_process, deep_inverse_wishart_process, deep_wishart_process
-from deepwishart.objectives import elbo, predict, sample_grams
-from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp, marginal_likelihood, match_noise, start_from
+from deepwishart.objectives import elbo, predict, predict_f, sample_grams
+from deepwishart.shallow import (
+    ShallowGP,
+    count_inducing,
+    cross_validated,
+    fit_shallow_gp,
+    marginal_likelihood,
+    match_noise,
+    start_from,
+)
 from tests.distributions.instances import generator
 
 
@@ -59,9 +69,51 @@ def test_the_optimum_is_that_of_scikit_learn() -> None:
     assert exact.log_marginal_likelihood_value_ < value.item() + 1e-2  # nothing better is near
 
 
+def test_several_starts_find_what_one_misses() -> None:
+    X = torch.randn(80, 2, dtype=torch.float64, generator=generator(0))
+    noise = 0.1 * torch.randn(80, 1, dtype=torch.float64, generator=generator(1))
+    Y = torch.sin(5 * X[:, :1]) + noise
+    one, several = (fit_shallow_gp(X, Y, num_starts=n, generator=generator(2)) for n in (1, 12))
+    assert one.noise > 0.3  # it sees nothing but noise
+    assert several.noise == pytest.approx(noise.var().item(), rel=0.5)
+    assert several.lengthscale[0] < 1 < 10 < several.lengthscale[1]
+
+
+@pytest.mark.parametrize("folds", [2, 3, 20])
+def test_cross_validation_is_that_of_scikit_learn(folds: int) -> None:
+    X, Y = data(20)
+    logs = torch.tensor([0.1, 0.5, -0.2, 0.3, -1.0], dtype=torch.float64)
+    kernel = ConstantKernel(math.exp(0.3)) * RBF(logs[:3].exp().numpy()) + WhiteKernel(math.exp(-1.0))
+    total = 0.0
+    for held in np.array_split(np.arange(20), folds):
+        rest = np.setdiff1d(np.arange(20), held)
+        exact = GaussianProcessRegressor(kernel, alpha=0, optimizer=None).fit(X[rest].numpy(), Y[rest, 0].numpy())
+        mean, std = exact.predict(X[held].numpy(), return_std=True)
+        total += norm(mean, std).logpdf(Y[held, 0].numpy()).sum()
+    assert cross_validated(X, Y, logs, folds) == pytest.approx(total / 20, abs=1e-6)
+
+
+def test_a_kernel_that_rounding_has_spoiled_predicts_nothing() -> None:
+    X = 1e5 + 1e-3 * torch.randn(30, 1, dtype=torch.float64, generator=generator(0))
+    logs = torch.tensor([0.0, 0.0, -30.0], dtype=torch.float64)
+    assert cross_validated(X, X - X.mean(), logs) == -math.inf
+
+
+def test_of_several_maxima_the_one_that_predicts_best_is_taken() -> None:
+    X, Y = data(40)
+    good, poor = (torch.tensor([0.0, 3.0, 3.0, 0.0, v], dtype=torch.float64) for v in (-3.0, 2.0))
+    starts = torch.stack([poor, good, poor])
+    with (
+        mock.patch.object(shallow, "_maximise", side_effect=lambda X, Y, logs, *_: logs),
+        mock.patch.object(shallow, "_starting_points", return_value=starts),
+    ):
+        assert fit_shallow_gp(X, Y).noise == pytest.approx(math.exp(-3.0))
+
+
 def test_repeated_rows_count_once_and_large_tables_are_sampled() -> None:
     X, Y = data(40)
-    once, twice = fit_shallow_gp(X, Y), fit_shallow_gp(torch.cat([X, X]), torch.cat([Y + 0.3, Y - 0.3]))
+    repeated = (torch.cat([X, X]), torch.cat([Y + 0.3, Y - 0.3]))
+    once, twice = (fit_shallow_gp(*rows, num_starts=1) for rows in ((X, Y), repeated))
     torch.testing.assert_close(twice.noise, once.noise + 0.3**2, rtol=1e-3, atol=0)
     torch.testing.assert_close(twice.lengthscale, once.lengthscale, rtol=1e-2, atol=0)
     assert fit_shallow_gp(X, Y, max_rows=10, generator=generator(0)).noise > 0
@@ -125,6 +177,20 @@ def test_the_first_wishart_layer_starts_at_the_scaled_inputs(initialisation: str
     torch.testing.assert_close(K.detach(), (-0.5 * torch.cdist(scaled, scaled) ** 2).exp(), rtol=1e-6, atol=1e-9)
 
 
+def test_entries_without_correlation_start_with_the_spread_of_their_precision() -> None:
+    X, Y = data(20)
+    model = deep_wishart_process(X[None], Y[None], num_inducing=20, initialisation="prior", generator=generator(18))
+    gp = ShallowGP(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0, 9.0], 1.0, 0.01)))
+    start_from(model, replicated(gp), 20)
+    layer = cast(WishartLayer, model.layers[0])
+    S = layer.kernel(model.input_gram(X[None, :1])).ii[0].detach() / 3
+    L = torch.linalg.cholesky(S + default_jitter(X.dtype) * S.diagonal().mean() * torch.eye(20, dtype=X.dtype))
+    # W of F = L W has the precision I + LᵀL/s², with s² = ¼/ν.
+    expected = (1 + 3 / 0.25 * (L**2).sum(0)).rsqrt()
+    found = layer.posterior.log_scale[0, :, 0].exp().detach()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("width", [2, 5])
 def test_narrow_and_wide_layers_start_finite(width: int) -> None:
     X, Y = data(30)
@@ -169,6 +235,19 @@ def test_the_noise_is_what_is_left_unexplained() -> None:
     assert values[1] == max(values)
 
 
+@pytest.mark.parametrize(("misfit", "raised"), [(1.0, True), (3.0, True), (1e6, False)])
+def test_the_noise_is_raised_to_a_share_of_the_misfit(misfit: float, raised: bool) -> None:
+    X, Y = data()
+    gp = ShallowGP(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0, 9.0], 1.0, 1e-4)))
+    model = deep_wishart_process(X[None], Y[None], depth=1, num_inducing=5, generator=generator(17))
+    start_from(model, replicated(gp), 60)
+    f = predict_f(model, X[None], 1).components  # of a sparse GP, the same for all samples
+    unexplained = ((Y - f.mean[0, 0]) ** 2 + f.variance[0, 0]).mean().item()
+    match_noise(model, X[None], Y[None], misfit=misfit)
+    noise = cast(Gaussian, model.likelihood).log_noise.exp().item()
+    assert noise == pytest.approx(unexplained / misfit if raised else 1e-4, rel=1e-9)
+
+
 def test_rows_count_by_their_weights_in_the_noise() -> None:
     X, Y = data()
     weights = torch.arange(60, dtype=X.dtype) % 3
@@ -194,22 +273,3 @@ def test_a_gp_gives_no_start_to_the_authors_initialisation() -> None:
     model = deep_wishart_process(X[None], Y[None], initialisation="authors", generator=generator(16))
     with pytest.raises(ValueError, match="“prior” and “whitened”"):
         start_from(model, replicated(fit_shallow_gp(X, Y)), 60)
-
-
-def test_of_two_samples_of_a_large_table_the_fit_that_predicts_the_other_is_kept() -> None:
-    X = torch.randn(400, 2, dtype=torch.float64, generator=generator(0))
-    Y = torch.randn(400, 1, dtype=torch.float64, generator=generator(1))
-    for seed in range(8):
-        order = torch.randperm(400, generator=generator(seed))
-        halves = order[:12], order[12:24]
-        gps = [fit_shallow_gp(X[half], Y[half]) for half in halves]
-        scores = [score(gp, X[i], Y[i], X[j], Y[j]) for gp, (i, j) in zip(gps, (halves, halves[::-1]), strict=True)]
-        kept = fit_shallow_gp(X, Y, max_rows=12, generator=generator(seed))
-        torch.testing.assert_close(kept.noise, gps[scores.index(max(scores))].noise, rtol=1e-3, atol=0)
-
-
-def score(gp: ShallowGP, X: Tensor, Y: Tensor, X_new: Tensor, Y_new: Tensor) -> float:
-    kernel = ConstantKernel(gp.variance.item()) * RBF(gp.lengthscale.numpy())
-    exact = GaussianProcessRegressor(kernel, alpha=gp.noise.item(), optimizer=None).fit(X.numpy(), Y[:, 0].numpy())
-    mean, std = exact.predict(X_new.numpy(), return_std=True)
-    return float(norm.logpdf(Y_new[:, 0].numpy(), mean, np.sqrt(std**2 + gp.noise.item())).mean())

@@ -27,6 +27,11 @@ __all__ = ["ShallowGP", "average_repeated", "count_inducing", "fit_shallow_gp", 
 
 _MAX_ROWS = 1_000
 _MAX_ITERATIONS = 200
+# The search for a good maximum of the marginal likelihood.
+_STARTS, _FOLLOWED = 12, 2
+_ROWS_TO_SEARCH = 700
+_SEARCH_ITERATIONS = 30
+_FOLDS = 5
 _LEAST_NOISE, _LARGEST_LOG = 1e-4, math.log(1e4)
 # Standard deviation of the noise around the inputs with which they are taken for features, relative to them.
 _FEATURE_NOISE = 0.5
@@ -61,19 +66,23 @@ def fit_shallow_gp(
     Y: Tensor,
     weights: Tensor | None = None,
     max_rows: int = _MAX_ROWS,
+    num_starts: int = _STARTS,
     generator: torch.Generator | None = None,
 ) -> ShallowGP:
     """Maximise the marginal likelihood of an exact GP, all outputs sharing its hyperparameters.
 
-    Where inputs repeat, it is that of the means of their targets: rows that are equal in all would speak for no noise.
-    The noise of a row is then that of the means, and what varies between rows of equal inputs.
+    It has many maxima, which differ in the inputs that matter and in the noise, and predict very differently. They are
+    looked for from several starts, in few iterations; those that predict held-out rows best are followed to their end.
+
+    Where inputs repeat, it is the likelihood of the means of their targets: rows that are equal in all would speak for
+    no noise. The noise of a row is then that of the means, and what varies between rows of equal inputs.
 
     Args:
         X: Standardised inputs, shape ``(N, D)``.
         Y: Standardised targets, shape ``(N, outputs)``.
         weights: How often each row counts, shape ``(N)``; once by default.
-        max_rows: Of more distinct rows, so many are taken at random. If there are twice as many, two such samples are
-            fitted, and the fit that predicts the other sample better is kept.
+        max_rows: Of more distinct rows, so many are taken at random.
+        num_starts: Points from which to search.
         generator: Source of randomness.
     """
     if not (X.isfinite().all() and Y.isfinite().all()):
@@ -81,59 +90,90 @@ def fit_shallow_gp(
     weights = Y.new_ones(len(Y)) if weights is None else weights
     average = average_repeated(X, Y, weights)
     within = (weights[:, None] * (Y - average) ** 2).sum() / (weights.sum() * Y.shape[-1])
-    gp = _fit_distinct(X, average, max_rows, generator)
-    return gp._replace(noise=gp.noise + within)
-
-
-def _fit_distinct(X: Tensor, Y: Tensor, max_rows: int, generator: torch.Generator | None) -> ShallowGP:
     rows = distinct_rows(X)
-    rows = rows[torch.randperm(len(rows), generator=generator, device=X.device)]
-    first, second = rows[:max_rows], rows[max_rows : 2 * max_rows]
-    gp = _maximise(X[first], Y[first])
-    if len(second) < max_rows:
-        return gp
-    # Some rows of noise look like a function. Other rows tell.
-    other = _maximise(X[second], Y[second])
-    scores = (
-        _score(gp, X[first], Y[first], X[second], Y[second]),
-        _score(other, X[second], Y[second], X[first], Y[first]),
-    )
-    return gp if scores[0] >= scores[1] else other
+    rows = rows[torch.randperm(len(rows), generator=generator, device=X.device)][:max_rows]
+    X, Y = X[rows].double(), average[rows].double()
+    few = slice(_ROWS_TO_SEARCH)
+    starts = _starting_points(X.shape[-1], num_starts, generator)
+    maxima = [_maximise(X[few], Y[few], logs, _SEARCH_ITERATIONS) for logs in starts]
+    found = [_maximise(X, Y, logs) for logs in _best(maxima, X, Y)[:_FOLLOWED]]
+    lengthscale, variance, noise = _best(found, X, Y)[0].exp().to(within).split([X.shape[-1], 1, 1])
+    return ShallowGP(lengthscale, variance[0], noise[0] + within)
 
 
-def _maximise(X: Tensor, Y: Tensor) -> ShallowGP:
+def _best(maxima: list[Tensor], X: Tensor, Y: Tensor) -> list[Tensor]:
+    """Those first that predict best."""
+    return sorted(maxima, key=lambda logs: cross_validated(X, Y, logs), reverse=True)
+
+
+def _starting_points(D: int, count: int, generator: torch.Generator | None) -> Tensor:
+    """Logarithms of lengthscales, height and noise, shape ``(count, D + 2)``; all but the first are random.
+
+    They are short of lengthscale and noise: an input that was once taken for irrelevant hardly comes back.
+    """
+    points = torch.rand(count, D + 2, dtype=torch.float64, generator=generator)
+    points[:, :D] = 0.25 * math.log(D) - 1 + 2 * points[:, :D]
+    points[:, D], points[:, D + 1] = 0.0, -2 - 5 * points[:, D + 1]
+    points[0] = 0.0
+    points[0, :D] = 0.5 * math.log(D)
+    return points
+
+
+def _maximise(X: Tensor, Y: Tensor, start: Tensor, max_iterations: int = _MAX_ITERATIONS) -> Tensor:
+    """The logarithms of lengthscales, height and noise at which the marginal likelihood has a maximum."""
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
-
-    D = X.shape[-1]
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = marginal_likelihood(X, Y, torch.from_numpy(flat).to(X))
         if not (value.isfinite() and gradient.isfinite().all()):
             return 1e10, np.zeros_like(flat)
-        return -value.item() / Y.numel(), -gradient.double().numpy(force=True) / Y.numel()
+        return -value.item() / Y.numel(), -gradient.numpy(force=True) / Y.numel()
 
-    start = np.concatenate([np.full(D, 0.5 * math.log(D)), [0.0, 0.0]])
-    bounds = [(-_LARGEST_LOG, _LARGEST_LOG)] * (D + 1) + [(math.log(_LEAST_NOISE), math.log(10.0))]
+    bounds = [(-_LARGEST_LOG, _LARGEST_LOG)] * (len(start) - 1) + [(math.log(_LEAST_NOISE), math.log(10.0))]
     # Two pools of threads that wait by spinning, torch's and that of SciPy's BLAS, would stop each other.
     with threadpool_limits(1, user_api="blas"):
         found: Any = minimize(
-            objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MAX_ITERATIONS}
+            objective,
+            start.numpy(force=True),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"maxiter": max_iterations},
         )
-    lengthscale, variance, noise = torch.from_numpy(found.x).to(X).exp().split([D, 1, 1])
-    return ShallowGP(lengthscale, variance[0], noise[0])
+    return torch.from_numpy(found.x).to(X)
 
 
-def _score(gp: ShallowGP, X: Tensor, Y: Tensor, X_new: Tensor, Y_new: Tensor) -> float:
-    """The mean log density of new rows."""
-    X, Y, X_new, Y_new, *parts = (tensor.double() for tensor in (X, Y, X_new, Y_new, *gp))
-    gp = ShallowGP(*parts)
-    ii, it = (gp.variance * (-0.5 * torch.cdist(X / gp.lengthscale, Z / gp.lengthscale) ** 2).exp() for Z in (X, X_new))
-    L = torch.linalg.cholesky(add_to_diagonal(ii, gp.noise + default_jitter(X.dtype) * gp.variance))
-    half = torch.linalg.solve_triangular(L, it, upper=False)
-    mean = half.mT @ torch.linalg.solve_triangular(L, Y, upper=False)
-    variance = gp.variance - (half**2).sum(0) + gp.noise
-    return Normal(mean, variance[:, None].sqrt()).log_prob(Y_new).mean().item()
+def cross_validated(X: Tensor, Y: Tensor, logs: Tensor, folds: int = _FOLDS) -> float:
+    """The mean log density of Y, each fold of the rows predicted from the others.
+
+    Args:
+        X: Shape ``(N, D)``.
+        Y: Shape ``(N, C)``.
+        logs: log ℓ, log h², log σ², shape ``(D + 2)``.
+        folds: Parts of the rows, in their order.
+    """
+    _, K, white = _kernel(X, logs)
+    total = 0.0
+    for fold in torch.arange(len(X), device=X.device).chunk(folds):
+        rest = torch.ones(len(X), dtype=torch.bool, device=X.device).index_fill_(0, fold, False)
+        L, failed = torch.linalg.cholesky_ex(add_to_diagonal(K[rest][:, rest], white))
+        if failed:
+            return -math.inf  # such a kernel is of no use
+        half = torch.linalg.solve_triangular(L, K[rest][:, fold], upper=False)
+        mean = half.mT @ torch.linalg.solve_triangular(L, Y[rest], upper=False)
+        variance = (K.diagonal()[fold] - (half**2).sum(0)).clamp_min(0) + white
+        total += Normal(mean, variance[:, None].sqrt()).log_prob(Y[fold]).sum().item()
+    return total / Y.numel()
+
+
+def _kernel(X: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scaled inputs, the kernel without noise, and the noise with its jitter."""
+    D = X.shape[-1]
+    Z = X * (-logs[:D]).exp()
+    squares = 0.5 * (Z * Z).sum(-1)
+    K = torch.addmm(logs[D] - squares, Z, Z.mT).sub_(squares[:, None]).exp_()
+    return Z, K, logs[D + 1].exp() + default_jitter(X.dtype) * logs[D].exp()
 
 
 def average_repeated(X: Tensor, values: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -158,10 +198,8 @@ def marginal_likelihood(X: Tensor, Y: Tensor, logs: Tensor) -> tuple[Tensor, Ten
         logs: log ℓ, log h², log σ², shape ``(D + 2)``.
     """
     (N, D), C = X.shape, Y.shape[-1]
-    Z, variance, noise = X * (-logs[:D]).exp(), logs[D].exp(), logs[D + 1].exp()
-    squares = 0.5 * (Z * Z).sum(-1)
-    K = torch.addmm(logs[D] - squares, Z, Z.mT).sub_(squares[:, None]).exp_()
-    white = noise + default_jitter(X.dtype) * variance
+    variance, noise = logs[D:].exp()
+    Z, K, white = _kernel(X, logs)
     L, _ = torch.linalg.cholesky_ex(add_to_diagonal(K, white))
     inverse = torch.cholesky_inverse(L)
     alpha = inverse @ Y

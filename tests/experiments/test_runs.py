@@ -21,7 +21,7 @@ from deepwishart.training import Check
 from tests.distributions.instances import generator
 
 CPU = torch.device("cpu")
-SHORT = replace(Recipe(), num_steps=120, num_samples=2, num_test_samples=10, num_inducing=10, from_gp=False)
+SHORT = replace(Recipe(), num_steps=120, num_samples=2, num_test_samples=10, num_inducing=10, gp_starts=0)
 
 
 def make_data(root: Path, rows: int = 40) -> Path:
@@ -60,10 +60,10 @@ def test_replicas_are_standardised_by_their_training_part(data_dir: Path) -> Non
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("from_gp", [False, True])
-def test_models_start_finite(data_dir: Path, method: str, from_gp: bool) -> None:
+@pytest.mark.parametrize("gp_starts", [0, 1, 3])
+def test_models_start_finite(data_dir: Path, method: str, gp_starts: int) -> None:
     data = load_replicas("yacht", [0, 1], data_dir)
-    gp = fit_gps("yacht", [0, 1], 0, data_dir) if from_gp else None
+    gp = fit_gps("yacht", [0, 1], replace(SHORT, gp_starts=gp_starts), data_dir) if gp_starts else None
     model = make_model(data, 3, method, SHORT, gp)
     assert model.batch_shape == (2,)
     assert [layer.df for layer in model.layers] == [6, 6]  # ν is the number of inputs
@@ -163,10 +163,10 @@ def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
     assert config.learning_rate_factors()[9_999:10_001] == [1.0, 0.1]
     assert config.kl_weights()[500] == 0.5
     assert paper.training(9_000).rows_per_step(9_000) == paper.batch_size
-    changed = paper.changed(["jitter=1e-6", "from_gp=False", "schedule=cosine", "num_inducing=7"])
-    assert (changed.jitter, changed.from_gp, changed.schedule, changed.num_inducing) == (1e-6, False, "cosine", 7)
+    changed = paper.changed(["jitter=1e-6", "gp_starts=0", "schedule=cosine", "num_inducing=7"])
+    assert (changed.jitter, changed.gp_starts, changed.schedule, changed.num_inducing) == (1e-6, 0, "cosine", 7)
     assert changed.config_hash != paper.config_hash
     assert "7 inducing points" in changed.describe()
-    for wrong in ("jitter", "speed=2", "num_steps=many", "from_gp=perhaps"):
+    for wrong in ("jitter", "speed=2", "num_steps=many", "gp_starts=perhaps"):
         with pytest.raises(ValueError, match=r"name=value|must be of type"):
             paper.changed([wrong])

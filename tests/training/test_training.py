@@ -196,6 +196,16 @@ def test_plateau_lowers_the_rate_of_a_replica_whose_bound_has_stopped_rising() -
     assert rates[check + 1] == pytest.approx(1e-3)
 
 
+def test_one_bad_step_does_not_look_like_the_end_of_the_rise() -> None:
+    X, Y = data(2)
+    config = TrainingConfig(num_steps=10, num_samples=2, annealing_steps=0, check_every=5, schedule="plateau")
+    flat = FlatParameters(model := model_for(X, Y), model.batch_shape)
+    trainer = Trainer(model, flat, X, Y, config)
+    trainer.step.trace[:5] = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1e6], [5.0, 5.0, -1e6, 5.0, 5.0]]).mT
+    trainer._check(5, ())
+    assert trainer.plateau.best.tolist() == [1.0, 5.0]
+
+
 def test_early_stopping_keeps_the_best() -> None:
     X, Y = data(2)
     new_X, new_Y = data(2, seed=7)

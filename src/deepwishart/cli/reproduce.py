@@ -123,6 +123,7 @@ def uci(
 def table(
     store: StorePath = Path("results.sqlite"),
     dataset: Datasets = "all",
+    depth: Depths = "2-5",
     preset: Preset = "paper",
     steps: Steps = None,
     inducing: Inducing = None,
@@ -141,9 +142,9 @@ def table(
         check_output(out, force, tuple(tables.FORMATS))
     with errors_are_explained():
         recipe = choose_recipe(preset, steps, inducing, change or [])
-        results, names = results_under(store, recipe), _datasets(dataset)
-        shown = tables.result_tables(results, names)
-        shown += [tables.difference_table(results, names), tables.missed_table(results, names)]
+        results, cells = results_under(store, recipe), (_datasets(dataset), _numbers("--depth", depth))
+        shown = tables.result_tables(results, *cells)
+        shown += [tables.difference_table(results, *cells), tables.missed_table(results, *cells)]
         text = _head(preset, recipe, results)
         show_tables(shown, text, out)
 

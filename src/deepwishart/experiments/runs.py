@@ -86,17 +86,18 @@ def make_model(
     return model
 
 
-def fit_gps(dataset: str, splits: Sequence[int], seed: int, data_dir: Path | None = None) -> ShallowGP:
+def fit_gps(dataset: str, splits: Sequence[int], recipe: Recipe, data_dir: Path | None = None) -> ShallowGP:
     """A plain GP for each split."""
-    gps = [_fit_gp(dataset, split, seed, data_dir) for split in splits]
+    gps = [_fit_gp(dataset, split, recipe.gp_starts, recipe.seed, data_dir) for split in splits]
     return ShallowGP(*(torch.stack(part) for part in zip(*gps, strict=True)))
 
 
 @cache
-def _fit_gp(dataset: str, split: int, seed: int, data_dir: Path | None) -> ShallowGP:
+def _fit_gp(dataset: str, split: int, num_starts: int, seed: int, data_dir: Path | None) -> ShallowGP:
     """Kept, since all depths and methods of a set start from it."""
     data = load_replicas(dataset, [split], data_dir)
-    return fit_shallow_gp(data.X[0], data.Y[0], generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return fit_shallow_gp(data.X[0], data.Y[0], num_starts=num_starts, generator=generator)
 
 
 @torch.no_grad()
@@ -187,7 +188,7 @@ def run_cell(
     if deadline is not None and time.monotonic() >= deadline:
         return None
     data = load_replicas(cell.dataset, splits, data_dir)
-    gp = fit_gps(cell.dataset, splits, recipe.seed, data_dir) if recipe.from_gp else None
+    gp = fit_gps(cell.dataset, splits, recipe, data_dir) if recipe.gp_starts else None
     model = make_model(data, cell.depth, cell.method, recipe, gp).to(device)
     data = data.to(device)
     checkpoint = _checkpoint(store, cell, splits)

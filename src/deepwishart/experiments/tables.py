@@ -85,11 +85,13 @@ def estimate(values: pd.Series) -> Estimate:
     return Estimate(float(values.mean()), error, len(values))
 
 
-def compare(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -> Iterator[Comparison]:
-    """Every cell and metric of the paper's tables, from results under one recipe."""
+def compare(
+    results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI), depths: Sequence[int] = DEPTHS
+) -> Iterator[Comparison]:
+    """Cells and metrics of the paper's tables, from results under one recipe."""
     cells = dict(iter(results.groupby(["dataset", "depth", "method"])))
     for dataset in datasets:
-        for depth in DEPTHS:
+        for depth in depths:
             for method in METHODS:
                 group = cells.get((dataset, depth, method))
                 for metric in COMPARED:
@@ -97,14 +99,16 @@ def compare(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -> Iter
                     yield Comparison(dataset, depth, method, metric, ours, published(dataset, depth, method, metric))
 
 
-def result_tables(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -> list[TextTable]:
-    """A table for each set: every depth and method, ours and the paper's."""
+def result_tables(
+    results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI), depths: Sequence[int] = DEPTHS
+) -> list[TextTable]:
+    """A table for each set: depths and methods, ours and the paper's."""
     tables = []
     header = ["depth", "method", "splits"]
     for name in COMPARED.values():
         header += [name, "paper", "Δ (z)"]
     for dataset in datasets:
-        found = list(compare(results, [dataset]))
+        found = list(compare(results, [dataset], depths))
         rows = []
         for k in range(0, len(found), len(COMPARED)):
             cell = found[k : k + len(COMPARED)]
@@ -117,9 +121,11 @@ def result_tables(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -
     return tables
 
 
-def missed_table(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -> TextTable:
+def missed_table(
+    results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI), depths: Sequence[int] = DEPTHS
+) -> TextTable:
     """The cells in which ours is worse by more than a standard error of the paper's."""
-    run = [c for c in compare(results, datasets) if c.gain is not None]
+    run = [c for c in compare(results, datasets, depths) if c.gain is not None]
     missed = [c for c in run if c.is_missed]
     rows = [
         [
@@ -148,14 +154,16 @@ def paired_difference(results: pd.DataFrame, dataset: str, depth: int, pair: tup
     return estimate(difference) if len(difference) else None
 
 
-def difference_table(results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI)) -> TextTable:
+def difference_table(
+    results: pd.DataFrame, datasets: Sequence[str] = tuple(UCI), depths: Sequence[int] = DEPTHS
+) -> TextTable:
     """ELBO differences between methods, paired over splits, beside those of the paper's means."""
     header = ["set", "depth"]
     for better, worse in PAIRS:
         header += [f"{NAMES[better]} − {NAMES[worse]}", "z", "paper"]
     rows = []
     for dataset in datasets:
-        for depth in DEPTHS:
+        for depth in depths:
             ours = [paired_difference(results, dataset, depth, pair) for pair in PAIRS]
             if not any(ours):
                 continue

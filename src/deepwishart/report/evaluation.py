@@ -8,7 +8,7 @@ import torch
 
 from deepwishart.data.rows import Scaler
 from deepwishart.metrics import calibration, coverage, crps_gaussian, gaussian_log_likelihood, rmse
-from deepwishart.shallow import average_repeated, fit_shallow_gp
+from deepwishart.shallow import fit_shallow_gp
 
 __all__ = ["Evaluation", "evaluate", "gaussian_process", "linear_model"]
 
@@ -72,7 +72,7 @@ def gaussian_process(estimator: Any, X_train: Any, y_train: Any, X: Any, y: Any)
     rows = torch.randperm(len(A), generator=torch.Generator().manual_seed(0))[:_MAX_GP_ROWS]
     A, scaler = A[rows], Scaler.fit(Y_train[rows].numpy())
     standard = torch.from_numpy(scaler.forward(Y_train[rows].numpy()))
-    gp = fit_shallow_gp(A, average_repeated(A, standard), generator=torch.Generator().manual_seed(0))
+    gp = fit_shallow_gp(A, standard, generator=torch.Generator().manual_seed(0))
 
     def kernel(P: torch.Tensor, Q: torch.Tensor) -> torch.Tensor:
         return gp.variance * (-0.5 * torch.cdist(P / gp.lengthscale, Q / gp.lengthscale) ** 2).exp()
