@@ -32,7 +32,7 @@ _STARTS, _FOLLOWED = 12, 2
 _ROWS_TO_SEARCH = 700
 _SEARCH_ITERATIONS = 30
 _FOLDS = 5
-_LEAST_NOISE, _LARGEST_LOG = 1e-4, math.log(1e4)
+_LEAST_NOISE, _LARGEST_LOG = 1e-6, math.log(1e4)
 # Standard deviation of the noise around the inputs with which they are taken for features, relative to them.
 _FEATURE_NOISE = 0.5
 # Inducing points are enough when the variance that they leave is at most this share of the noise.
