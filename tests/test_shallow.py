@@ -25,6 +25,7 @@ from deepwishart.shallow import (
     count_inducing,
     cross_validated,
     fit_shallow_gp,
+    has_neighbours,
     marginal_likelihood,
     match_noise,
     start_from,
@@ -97,6 +98,19 @@ def test_a_kernel_that_rounding_has_spoiled_predicts_nothing() -> None:
     X = 1e5 + 1e-3 * torch.randn(30, 1, dtype=torch.float64, generator=generator(0))
     logs = torch.tensor([0.0, 0.0, -30.0], dtype=torch.float64)
     assert cross_validated(X, X - X.mean(), logs) == -math.inf
+
+
+def test_noise_is_not_taken_for_a_function() -> None:
+    for seed in range(10):
+        X = torch.randn(150, 1, dtype=torch.float64, generator=generator(seed))
+        Y = torch.randn(150, 1, dtype=torch.float64, generator=generator(100 + seed))
+        assert fit_shallow_gp(X, Y, generator=generator(seed)).noise > 0.7
+
+
+def test_rows_resemble_their_neighbours_under_a_kernel_that_tells() -> None:
+    X = torch.linspace(0, 1, 11, dtype=torch.float64)[:, None]
+    for lengthscale, expected in ((0.2, True), (0.086, True), (0.084, False), (0.01, False)):  # exp(−½ 0.1²/ℓ²) = ½
+        assert has_neighbours(X, torch.tensor([math.log(lengthscale), 3.0, 0.0], dtype=X.dtype)) == expected
 
 
 def test_of_several_maxima_the_one_that_predicts_best_is_taken() -> None:

@@ -32,6 +32,7 @@ _STARTS, _FOLLOWED = 12, 2
 _ROWS_TO_SEARCH = 700
 _SEARCH_ITERATIONS = 30
 _FOLDS = 5
+_LIKENESS = 0.5
 _LEAST_NOISE, _LARGEST_LOG = 1e-6, math.log(1e4)
 # Standard deviation of the noise around the inputs with which they are taken for features, relative to them.
 _FEATURE_NOISE = 0.5
@@ -102,8 +103,15 @@ def fit_shallow_gp(
 
 
 def _best(maxima: list[Tensor], X: Tensor, Y: Tensor) -> list[Tensor]:
-    """Those first that predict best."""
-    return sorted(maxima, key=lambda logs: cross_validated(X, Y, logs), reverse=True)
+    """Those first that predict best, and last those that are noise by another name, and do so by chance."""
+    return sorted(maxima, key=lambda logs: (has_neighbours(X, logs), cross_validated(X, Y, logs)), reverse=True)
+
+
+def has_neighbours(X: Tensor, logs: Tensor) -> bool:
+    """Whether most rows (N, D) have another that is like them, under a kernel; it cannot tell about new ones else."""
+    _, K, _ = _kernel(X, logs)
+    nearest = K.fill_diagonal_(0).amax(-1) / logs[-2].exp()
+    return bool(nearest.median() >= _LIKENESS)
 
 
 def _starting_points(D: int, count: int, generator: torch.Generator | None) -> Tensor:
