@@ -42,6 +42,9 @@ def test_a_cell_lands_in_the_store_and_in_every_table(place: Path) -> None:
     assert "A-GW" in result.output
     assert "not run" in (place / "table.md").read_text(encoding="utf-8")
     assert invoke("table", "--dataset", "yacht", *QUICK, "--out", "table.md").exit_code == 2  # would overwrite
+    assert invoke("table", "--dataset", "yacht", "--depth", "2,5", *QUICK, "--out", "some.md").exit_code == 0
+    lines = (place / "some.md").read_text("utf-8").splitlines()
+    assert [line[:9] for line in lines if "| DGP |" in line] == ["| 2 | DGP", "| 5 | DGP"]
     for name in ("table.html", "table.tex"):
         assert invoke("table", "--dataset", "yacht", *QUICK, "--out", name).exit_code == 0
         assert (place / name).stat().st_size > 1000
