@@ -88,16 +88,26 @@ def make_model(
 
 def fit_gps(dataset: str, splits: Sequence[int], recipe: Recipe, data_dir: Path | None = None) -> ShallowGP:
     """A plain GP for each split."""
-    gps = [_fit_gp(dataset, split, recipe.gp_starts, recipe.seed, data_dir) for split in splits]
-    return ShallowGP(*(torch.stack(part) for part in zip(*gps, strict=True)))
+    return _fit_gps(dataset, tuple(splits), recipe.gp_starts, recipe.seed, data_dir)
 
 
 @cache
-def _fit_gp(dataset: str, split: int, num_starts: int, seed: int, data_dir: Path | None) -> ShallowGP:
-    """Kept, since all depths and methods of a set start from it."""
-    data = load_replicas(dataset, [split], data_dir)
+def _fit_gps(dataset: str, splits: tuple[int, ...], num_starts: int, seed: int, data_dir: Path | None) -> ShallowGP:
+    """On all cores; kept, since all depths and methods of a set start from them."""
+    from joblib import Parallel, cpu_count, delayed
+
+    data = load_replicas(dataset, splits, data_dir)
+    fits = Parallel(n_jobs=min(len(splits), cpu_count()))(
+        delayed(_fit_gp)(X, Y, num_starts, seed) for X, Y in zip(data.X.numpy(), data.Y.numpy(), strict=True)
+    )
+    return ShallowGP(*(torch.from_numpy(np.stack(part)) for part in zip(*fits, strict=True)))
+
+
+def _fit_gp(X: np.ndarray, Y: np.ndarray, num_starts: int, seed: int) -> list[np.ndarray]:
+    """In arrays, which unlike tensors can be passed between processes of any kind."""
     generator = torch.Generator().manual_seed(seed)
-    return fit_shallow_gp(data.X[0], data.Y[0], num_starts=num_starts, generator=generator)
+    gp = fit_shallow_gp(torch.from_numpy(X), torch.from_numpy(Y), num_starts=num_starts, generator=generator)
+    return [part.numpy() for part in gp]
 
 
 @torch.no_grad()
