@@ -122,6 +122,12 @@ def test_of_several_maxima_the_one_that_predicts_best_is_taken() -> None:
         mock.patch.object(shallow, "_starting_points", return_value=starts),
     ):
         assert fit_shallow_gp(X, Y).noise == pytest.approx(math.exp(-3.0))
+        assert fit_shallow_gp(X, Y, choose_by="likelihood").noise == pytest.approx(math.exp(-3.0))
+        with mock.patch.object(shallow, "cross_validated", side_effect=lambda X, Y, logs: logs[-1].item()):
+            assert fit_shallow_gp(X, Y).noise == pytest.approx(math.exp(2.0))
+            assert fit_shallow_gp(X, Y, choose_by="likelihood").noise == pytest.approx(math.exp(-3.0))
+    with pytest.raises(ValueError, match="prediction, likelihood"):
+        fit_shallow_gp(X, Y, choose_by="luck")  # type: ignore[arg-type]
 
 
 def test_repeated_rows_count_once_and_large_tables_are_sampled() -> None:

@@ -6,7 +6,7 @@ marginal likelihood of an exact GP is smooth and cheap, and a quasi-Newton metho
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,15 @@ from deepwishart.linalg import add_to_diagonal, cholesky, default_jitter
 from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import predict_f
 
-__all__ = ["ShallowGP", "average_repeated", "count_inducing", "fit_shallow_gp", "match_noise", "start_from"]
+__all__ = [
+    "Criterion",
+    "ShallowGP",
+    "average_repeated",
+    "count_inducing",
+    "fit_shallow_gp",
+    "match_noise",
+    "start_from",
+]
 
 _MAX_ROWS = 1_000
 _MAX_ITERATIONS = 200
@@ -48,6 +56,9 @@ _SAMPLES_TO_MATCH = 10
 _PRIOR_SHARE = 1e-3
 
 
+Criterion = Literal["prediction", "likelihood"]
+
+
 class ShallowGP(NamedTuple):
     """What a GP with the kernel h² exp(−½ Σ_d (x_d − x′_d)²/ℓ_d²) and noise σ² has learned.
 
@@ -68,12 +79,13 @@ def fit_shallow_gp(
     weights: Tensor | None = None,
     max_rows: int = _MAX_ROWS,
     num_starts: int = _STARTS,
+    choose_by: Criterion = "prediction",
     generator: torch.Generator | None = None,
 ) -> ShallowGP:
     """Maximise the marginal likelihood of an exact GP, all outputs sharing its hyperparameters.
 
     It has many maxima, which differ in the inputs that matter and in the noise, and predict very differently. They are
-    looked for from several starts, in few iterations; those that predict held-out rows best are followed to their end.
+    looked for from several starts, in few iterations; the best are followed to their end.
 
     Where inputs repeat, it is the likelihood of the means of their targets: rows that are equal in all would speak for
     no noise. The noise of a row is then that of the means, and what varies between rows of equal inputs.
@@ -84,8 +96,12 @@ def fit_shallow_gp(
         weights: How often each row counts, shape ``(N)``; once by default.
         max_rows: Of more distinct rows, so many are taken at random.
         num_starts: Points from which to search.
+        choose_by: What makes a maximum the best: ``"prediction"`` of held-out rows, or its ``"likelihood"``. A GP that
+            predicts better by shorter lengthscales is more than few inducing points can hold.
         generator: Source of randomness.
     """
+    if choose_by not in get_args(Criterion):
+        raise ValueError(f"choose_by must be one of {', '.join(get_args(Criterion))}, got {choose_by!r}.")
     if not (X.isfinite().all() and Y.isfinite().all()):
         raise ValueError("X and Y must be finite.")
     weights = Y.new_ones(len(Y)) if weights is None else weights
@@ -97,14 +113,18 @@ def fit_shallow_gp(
     few = slice(_ROWS_TO_SEARCH)
     starts = _starting_points(X.shape[-1], num_starts, generator)
     maxima = [_maximise(X[few], Y[few], logs, _SEARCH_ITERATIONS) for logs in starts]
-    found = [_maximise(X, Y, logs) for logs in _best(maxima, X, Y)[:_FOLLOWED]]
-    lengthscale, variance, noise = _best(found, X, Y)[0].exp().to(within).split([X.shape[-1], 1, 1])
+    found = [_maximise(X, Y, logs) for logs in _best(maxima, X, Y, choose_by)[:_FOLLOWED]]
+    lengthscale, variance, noise = _best(found, X, Y, choose_by)[0].exp().to(within).split([X.shape[-1], 1, 1])
     return ShallowGP(lengthscale, variance[0], noise[0] + within)
 
 
-def _best(maxima: list[Tensor], X: Tensor, Y: Tensor) -> list[Tensor]:
-    """Those first that predict best, and last those that are noise by another name, and do so by chance."""
-    return sorted(maxima, key=lambda logs: (has_neighbours(X, logs), cross_validated(X, Y, logs)), reverse=True)
+def _best(maxima: list[Tensor], X: Tensor, Y: Tensor, choose_by: Criterion) -> list[Tensor]:
+    """In order, and last those that are noise by another name, and predict well by chance."""
+
+    def worth(logs: Tensor) -> float:
+        return cross_validated(X, Y, logs) if choose_by == "prediction" else marginal_likelihood(X, Y, logs)[0].item()
+
+    return sorted(maxima, key=lambda logs: (has_neighbours(X, logs), worth(logs)), reverse=True)
 
 
 def has_neighbours(X: Tensor, logs: Tensor) -> bool:

@@ -23,7 +23,7 @@ from deepwishart.experiments.store import Cell, Store
 from deepwishart.likelihoods import Gaussian
 from deepwishart.models import DeepKernelProcess, deep_gaussian_process, deep_wishart_process
 from deepwishart.objectives import elbo, predict_in_chunks
-from deepwishart.shallow import ShallowGP, fit_shallow_gp, match_noise, start_from
+from deepwishart.shallow import Criterion, ShallowGP, fit_shallow_gp, match_noise, start_from
 from deepwishart.training import Check, History, train
 
 __all__ = ["Replicas", "evaluate", "fit_gps", "load_replicas", "make_model", "run_cell", "run_cells"]
@@ -88,25 +88,29 @@ def make_model(
 
 def fit_gps(dataset: str, splits: Sequence[int], recipe: Recipe, data_dir: Path | None = None) -> ShallowGP:
     """A plain GP for each split."""
-    return _fit_gps(dataset, tuple(splits), recipe.gp_starts, recipe.seed, data_dir)
+    return _fit_gps(dataset, tuple(splits), recipe.gp_starts, recipe.gp_choice, recipe.seed, data_dir)
 
 
 @cache
-def _fit_gps(dataset: str, splits: tuple[int, ...], num_starts: int, seed: int, data_dir: Path | None) -> ShallowGP:
+def _fit_gps(
+    dataset: str, splits: tuple[int, ...], num_starts: int, choose_by: Criterion, seed: int, data_dir: Path | None
+) -> ShallowGP:
     """On all cores; kept, since all depths and methods of a set start from them."""
     from joblib import Parallel, cpu_count, delayed
 
     data = load_replicas(dataset, splits, data_dir)
     fits = Parallel(n_jobs=min(len(splits), cpu_count()))(
-        delayed(_fit_gp)(X, Y, num_starts, seed) for X, Y in zip(data.X.numpy(), data.Y.numpy(), strict=True)
+        delayed(_fit_gp)(X, Y, num_starts, choose_by, seed) for X, Y in zip(data.X.numpy(), data.Y.numpy(), strict=True)
     )
     return ShallowGP(*(torch.from_numpy(np.stack(part)) for part in zip(*fits, strict=True)))
 
 
-def _fit_gp(X: np.ndarray, Y: np.ndarray, num_starts: int, seed: int) -> list[np.ndarray]:
+def _fit_gp(X: np.ndarray, Y: np.ndarray, num_starts: int, choose_by: Criterion, seed: int) -> list[np.ndarray]:
     """In arrays, which unlike tensors can be passed between processes of any kind."""
     generator = torch.Generator().manual_seed(seed)
-    gp = fit_shallow_gp(torch.from_numpy(X), torch.from_numpy(Y), num_starts=num_starts, generator=generator)
+    gp = fit_shallow_gp(
+        torch.from_numpy(X), torch.from_numpy(Y), num_starts=num_starts, choose_by=choose_by, generator=generator
+    )
     return [part.numpy() for part in gp]
 
 
