@@ -123,6 +123,17 @@ def test_old_files_keep_loading(path: Path) -> None:
     assert model.target_names_ == ["sales"]
 
 
+def test_noise_that_varied_before_format_3_had_a_spread_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model = DWPRegressor(**QUICK, likelihood="heteroscedastic").fit(frame(), target(frame()))
+    torch.nn.init.zeros_(model.model_.likelihood.get_parameter("log_spread"))
+    model.save(path)
+    tensors, metadata = contents(path)
+    del tensors["model.likelihood.log_spread"]
+    forge(path, tensors, json.loads(metadata["record"]), version="2")
+    np.testing.assert_array_equal(load(path).predict_quantiles(frame()), model.predict_quantiles(frame()))
+
+
 def test_every_format_has_a_file() -> None:
     assert [path.stem for path in FIXTURES] == [f"model-{version}" for version in range(1, FORMAT_VERSION + 1)]
 

@@ -62,22 +62,24 @@ def test_expected_log_prob_and_predictive_density(name: str) -> None:
     assert predictive.log_prob(tensor(y)).item() == pytest.approx(math.log(density), abs=1e-5)
 
 
-def test_heteroscedastic_gaussian_against_double_integration() -> None:
+@pytest.mark.parametrize("spread", [1.0, 0.4])
+def test_heteroscedastic_gaussian_against_double_integration(spread: float) -> None:
     likelihood = ready(HeteroscedasticGaussian(0.5))
+    torch.nn.init.constant_(likelihood.get_parameter("log_spread"), math.log(spread))
     mean = torch.tensor([[0.4, -0.3]], dtype=torch.float64)
     variance = torch.tensor([[0.6, 0.2]], dtype=torch.float64)
     y = 1.3
     f, g = scipy.stats.norm(0.4, 0.6**0.5), scipy.stats.norm(-0.3, 0.2**0.5)
 
     def log_density(a: float, b: float) -> float:
-        return float(scipy.stats.norm.logpdf(y, a, (0.5 * math.exp(b)) ** 0.5))
+        return float(scipy.stats.norm.logpdf(y, a, (0.5 * math.exp(spread * b)) ** 0.5))
 
     expected, _ = scipy.integrate.dblquad(lambda b, a: f.pdf(a) * g.pdf(b) * log_density(a, b), -5, 6, -4, 3)
     assert likelihood.expected_log_prob(tensor(y), mean, variance).item() == pytest.approx(expected, rel=1e-5)
     density, _ = scipy.integrate.dblquad(lambda b, a: f.pdf(a) * g.pdf(b) * math.exp(log_density(a, b)), -5, 6, -4, 3)
     predictive = Predictive(likelihood.predict(mean[None], variance[None]))
     assert predictive.log_prob(tensor(y)).item() == pytest.approx(math.log(density), abs=1e-6)
-    noise = 0.5 * math.exp(-0.3 + 0.1)  # E[σ² e^g]
+    noise = 0.5 * math.exp(-0.3 * spread + 0.1 * spread**2)  # E[σ² e^{τg}]
     assert predictive.variance.item() == pytest.approx(0.6 + noise, rel=1e-6)
 
 

@@ -18,12 +18,13 @@ from deepwishart.data.rows import Scaler
 from deepwishart.data.tables import write_atomically
 from deepwishart.estimators import ESTIMATORS, DeepKernelEstimator
 from deepwishart.estimators.base import find_device
+from deepwishart.likelihoods import HeteroscedasticGaussian
 from deepwishart.shallow import ShallowGP
 from deepwishart.training import History
 
 __all__ = ["FORMAT_VERSION", "ModelFileError", "load", "save"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FORMAT = "deepwishart-model"
 _MAX_BYTES = 8 * 2**30
 _MAX_DEPTH, _MAX_WIDTH, _MAX_SAMPLES = 1_000, 100_000, 1_000_000
@@ -95,20 +96,26 @@ def load(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     tensors, text, version = _read(path)
     try:
-        if version < 2:
-            _scale_row_mixing(tensors)
-        return _put_together(tensors, _Record.model_validate_json(text))
+        record = _Record.model_validate_json(text)
+        _upgrade(tensors, record, version)
+        return _put_together(tensors, record)
     except ModelFileError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     except (ValidationError, ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError) as error:
         raise ModelFileError(f"{path} does not describe a model: {_first_line(error)}") from error
 
 
-def _scale_row_mixing(tensors: dict[str, Tensor]) -> None:
-    """From format 1, which held the entries of A′ themselves, to units of 1/√M."""
-    for name, tensor in tensors.items():
-        if name.endswith(".posterior.rows"):
-            tensors[name] = tensor * tensor.shape[-1] ** 0.5
+def _upgrade(tensors: dict[str, Tensor], record: _Record, version: int) -> None:
+    """From an older format, in place."""
+    if version < 2:  # the entries of A′ were not in units of 1/√M
+        for name, tensor in tensors.items():
+            if name.endswith(".posterior.rows"):
+                tensors[name] = tensor * tensor.shape[-1] ** 0.5
+    if version < 3:  # noise did not vary by default, and where it did, its spread was one
+        if record.classes is None and record.params.get("likelihood") is None:
+            record.params["likelihood"] = "gaussian"
+        if record.params.get("likelihood") == "heteroscedastic":
+            tensors[f"{_MODEL}likelihood.log_spread"] = torch.zeros_like(tensors[f"{_MODEL}likelihood.log_noise"])
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str, int]:
@@ -261,6 +268,8 @@ def _rebuild(estimator: Any, weights: dict[str, Tensor], record: _Record) -> Any
     """The model: made for points that do not matter, and filled with what was learned."""
     R, M, D = weights["inducing_inputs"].shape
     _check_sizes(estimator, weights, D, record)
+    likelihood = estimator._make_likelihood()
+    varying = isinstance(likelihood, HeteroscedasticGaussian)
     points = torch.arange(M, dtype=estimator._torch_dtype)[None, :, None].expand(R, M, D) / M
     model = estimator._make_model(
         points,
@@ -268,9 +277,9 @@ def _rebuild(estimator: Any, weights: dict[str, Tensor], record: _Record) -> Any
         depth=estimator.depth,
         num_inducing=M,
         kernel=estimator.kernel,
-        likelihood=estimator._make_likelihood(),
+        likelihood=likelihood,
+        output_precision="separate-full" if varying else "shared-full",
         generator=torch.Generator().manual_seed(0),
-        **estimator._model_options(),
     )
     expected = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
     found = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}

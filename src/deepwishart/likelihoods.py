@@ -132,9 +132,10 @@ class Gaussian(Likelihood):
 
 
 class HeteroscedasticGaussian(Likelihood):
-    r""":math:`y \sim \mathcal{N}(f, \sigma^2 e^g)`: a second latent function for the noise of every output.
+    r""":math:`y \sim \mathcal{N}(f, \sigma^2 e^{\tau g})`: a second latent function for the noise of every output.
 
-    Latents are ordered f₁ … f_C, g₁ … g_C.
+    Latents are ordered f₁ … f_C, g₁ … g_C. All have the height of one kernel, that of the targets; the spread τ gives
+    noise its own.
 
     Args:
         noise: σ² to start from, at g = 0.
@@ -150,6 +151,7 @@ class HeteroscedasticGaussian(Likelihood):
     def initialise(self, batch_shape: torch.Size, num_outputs: int, like: Tensor) -> None:
         super().initialise(batch_shape, num_outputs, like)
         self.log_noise = nn.Parameter(like.new_full((*batch_shape, num_outputs), math.log(self.initial_noise)))
+        self.log_spread = nn.Parameter(like.new_zeros(*batch_shape, num_outputs))
 
     def check_targets(self, Y: Tensor) -> None:
         """Any finite number will do."""
@@ -159,14 +161,15 @@ class HeteroscedasticGaussian(Likelihood):
 
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         (f, g), (f_variance, g_variance) = mean.chunk(2, -1), variance.chunk(2, -1)
-        log_noise = self.log_noise[..., None, :] + g
-        # E[e^{−g}] = e^{−m + v/2}.
-        squares = ((Y - f) ** 2 + f_variance) * (0.5 * g_variance - log_noise).exp()
+        spread = self.log_spread.exp()[..., None, :]
+        log_noise = self.log_noise[..., None, :] + spread * g
+        # E[e^{−τg}] = e^{−τm + τ²v/2}.
+        squares = ((Y - f) ** 2 + f_variance) * (0.5 * spread**2 * g_variance - log_noise).exp()
         return -0.5 * (squares + log_noise + math.log(2 * math.pi)).sum(-1)
 
     def predict(self, mean: Tensor, variance: Tensor) -> Components:
         (f, g), (f_variance, g_variance) = mean.chunk(2, -1), variance.chunk(2, -1)
-        log_noise = self.log_noise[..., None, :] + self._at_nodes(g, g_variance)
+        log_noise = self.log_noise[..., None, :] + self.log_spread.exp()[..., None, :] * self._at_nodes(g, g_variance)
         scale = (f_variance + log_noise.exp()).sqrt()
         return Components(Normal(f, scale, validate_args=False), _in_front(self.node_log_weights, mean))
 

@@ -192,6 +192,21 @@ def test_missing_values_are_imputed_on_request() -> None:
     np.testing.assert_array_equal(model.predict(X), DWPRegressor(**QUICK).fit(X, y).predict(X))
 
 
+def test_noise_varies_by_default_and_is_learned_last() -> None:
+    rng = np.random.RandomState(0)
+    X = rng.uniform(-2, 2, (400, 1))
+    y = np.sin(X[:, 0]) + 0.2 * np.exp(X[:, 0]) * rng.randn(400)
+    params: dict[str, Any] = {"num_inducing": 20, "random_state": 0}
+    model, constant = (DWPRegressor(**params, likelihood=name).fit(X, y) for name in (None, "gaussian"))
+    new = np.linspace(-1.5, 1.5, 7)[:, None]
+    _, std = model.predict(new, return_std=True)
+    np.testing.assert_allclose(std, 0.2 * np.exp(new[:, 0]), rtol=0.35)
+    assert model.log_likelihood(X, y) > constant.log_likelihood(X, y) + 0.3
+    assert model.n_iter_ <= model.num_steps
+    few = DWPRegressor(**params, num_steps=3).fit(X, y)
+    assert few.n_iter_ == 3
+
+
 def test_warm_starts_go_on() -> None:
     X, y = table()
     model = DWPRegressor(**QUICK, warm_start=True).fit(X, y)
@@ -265,7 +280,9 @@ def test_a_fit_ends_when_it_has_settled() -> None:
     assert model.n_iter_ < 3_000
 
 
-def test_an_interrupted_fit_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", [70, 110])
+def test_an_interrupted_fit_goes_on(at: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the noise varies, and after."""
     from deepwishart.training import step as steps
 
     X, y = table()
@@ -274,7 +291,7 @@ def test_an_interrupted_fit_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     take, count = steps.TrainingStep.__call__, iter(range(10**6))
 
     def interrupted(self: Any) -> None:
-        if next(count) == 70:
+        if next(count) == at:
             raise KeyboardInterrupt
         take(self)
 
@@ -284,6 +301,7 @@ def test_an_interrupted_fit_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "run").exists()
     monkeypatch.undo()
     np.testing.assert_array_equal(model.fit(X, y).predict(X), whole.predict(X))
+    np.testing.assert_array_equal(model.history_.elbo, whole.history_.elbo)
     model.save(tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
     with pytest.raises(ValueError, match="needs a whole number for random_state"):

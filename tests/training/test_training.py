@@ -15,7 +15,7 @@ from deepwishart import deep_gaussian_process, train
 from deepwishart.layers.wishart import WishartNoise
 from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import elbo, predictive_log_likelihood
-from deepwishart.training import Check, TrainingConfig, tensorboard
+from deepwishart.training import Check, History, TrainingConfig, tensorboard
 from deepwishart.training.loop import Trainer
 from deepwishart.training.memory import memory_is_kept
 from deepwishart.training.parameters import FlatParameters
@@ -245,6 +245,20 @@ def test_callbacks_see_the_run_and_may_end_it() -> None:
     assert seen == [5, 10]
     assert history.stopped == "callback"
     assert history.num_steps == 10
+
+
+def test_two_runs_have_one_history() -> None:
+    first, second = History.of(2), History.of(2)
+    for history, steps in ((first, 3), (second, 2)):
+        history.add_check(steps, torch.full((steps, 2), float(steps)), torch.full((2,), 0.1 * steps), None)
+        history.add_event(steps, 1, "skipped", "a step")
+    first.retired, second.retired, first.stopped, second.stopped = [1], [0, 1], "completed", "settled"
+    both = first.followed_by(second)
+    assert both.elbo[:, 0].tolist() == [3, 3, 3, 2, 2]
+    assert both.learning_rate[:, 0] == pytest.approx([0.3, 0.2])
+    assert both.check_steps == [3, 5]
+    assert [event.step for event in both.events] == [3, 5]
+    assert (both.retired, both.stopped, both.num_steps) == ([0, 1], "settled", 5)
 
 
 def test_history_as_a_frame() -> None:

@@ -57,11 +57,12 @@ def fit(
     ] = Method.AB_GW,
     task: Annotated[Task, typer.Option(help="By default classification if the target holds words.")] = Task.AUTO,
     depth: Annotated[int, typer.Option(min=1, help="Hidden layers and the output; 1 is a sparse GP.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="Steps at most; a fit ends when it has settled.")] = 1_000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps at most; a fit ends when it has settled.")] = 1_400,
     inducing: Annotated[int | None, typer.Option(min=1, help="Inducing points; chosen by the data by default.")] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Members of an ensemble, trained in one pass.")] = 1,
     likelihood: Annotated[
-        str | None, typer.Option(help="gaussian, heteroscedastic, student-t, poisson; bernoulli, categorical.")
+        str | None,
+        typer.Option(help="heteroscedastic (default), gaussian, student-t, poisson; categorical."),
     ] = None,
     kernel: Annotated[
         str, typer.Option(help="Such as matern-5/2, or squared-exponential + linear.")
@@ -216,12 +217,14 @@ def report(
 
 
 def _check_resume(checkpoint: Path, resume: bool, force: bool) -> None:
+    from deepwishart.estimators.base import remove_checkpoints
+
     if resume and not checkpoint.exists():
         fail(f"There is nothing to resume: {checkpoint} does not exist. Check --out.")
     if checkpoint.exists() and not resume:
         if not force:
             fail(f"{checkpoint} holds an unfinished fit. Pass --resume to go on, or --force to start anew.")
-        checkpoint.unlink()
+        remove_checkpoints(checkpoint)
 
 
 def make_estimator(method: Method, task: Task, **params: Any) -> Any:

@@ -18,8 +18,8 @@ from torch import Tensor
 from deepwishart.checks import require_whole
 from deepwishart.data.encoding import Missing, TableEncoder, TableError
 from deepwishart.data.rows import Scaler, merge_rows
-from deepwishart.likelihoods import Likelihood
-from deepwishart.models import DeepKernelProcess
+from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from deepwishart.models import DeepKernelProcess, with_varying_noise
 from deepwishart.objectives import predict_f_in_chunks, predict_in_chunks
 from deepwishart.predictive import Predictive
 from deepwishart.shallow import ShallowGP, average_repeated, count_inducing, fit_shallow_gp, match_noise, start_from
@@ -32,6 +32,8 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _TOLERANCE, _PATIENCE = 1e-2, 3
 # A fit keeps the noise of the GP unless its start leaves so many times more unexplained.
 _MISFIT = 10.0
+# Of all steps, those for noise that varies.
+_SHARE_OF_VARYING_NOISE = 2 / 7
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -42,7 +44,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         depth: Hidden layers and the output; 1 is a sparse GP.
         num_inducing: Inducing points; by default as many as the data ask for, from 250 to 350.
         kernel: Name or expression, see :func:`deepwishart.kernels.make_kernel`.
-        likelihood: Name of a likelihood; by default what suits the task.
+        likelihood: Name of a likelihood; by default what suits the task: for numbers, ``"heteroscedastic"``.
         num_steps: Steps of training at most: a fit ends when its ELBO has settled.
         num_samples: Posterior samples a step.
         num_predict_samples: Posterior samples of a prediction.
@@ -64,7 +66,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
     num_inducing: int | None = None
     kernel: str = "squared-exponential"
     likelihood: str | None = None
-    num_steps: int = 1_000
+    num_steps: int = 1_400
     num_samples: int = 3
     num_predict_samples: int = 100
     learning_rate: float = 5e-3
@@ -137,9 +139,15 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         )
         counts = None if weights is None else self._tensor(weights)
         self.built_with_: dict[str, Any] = self._structure(inputs, targets)
-        if self.built_with_ != continued:
-            self.model_: DeepKernelProcess = self._start_model(inputs, targets, counts)
-        return self._train(inputs, targets, None if counts is None else counts.expand(R, -1))
+        if self.built_with_ == continued:
+            self.history_: History = self._train(inputs, targets, counts, self.num_steps)
+        else:
+            self.history_ = self._train_anew(inputs, targets, counts)
+        kept = [r for r in range(R) if r not in self.history_.retired]
+        self.replicas_ = np.array(kept)
+        self.elbo_ = float(self.history_.recent_elbo()[kept].mean())
+        self.n_iter_ = self.history_.num_steps
+        return self
 
     def _check_parameters(self) -> None:
         if self.dtype not in _DTYPES:
@@ -160,7 +168,34 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         chosen = {name: params[name] for name in names if name in params}
         return {**chosen, "classes": classes, "inputs": inputs.shape[-1], "outputs": targets.shape[-1]}
 
-    def _start_model(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> DeepKernelProcess:
+    def _train_anew(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> History:
+        """Make a model and train it.
+
+        Noise that varies comes last, when the features have been learned, and leaves them as they are: what is easily
+        taken for noise would else never be explained.
+        """
+        likelihood = self._make_likelihood()
+        if not isinstance(likelihood, HeteroscedasticGaussian):
+            self.model_: DeepKernelProcess = self._start_model(inputs, targets, weights, likelihood)
+            return self._train(inputs, targets, weights, self.num_steps)
+        for_noise = int(_SHARE_OF_VARYING_NOISE * self.num_steps)
+        self.model_ = self._start_model(inputs, targets, weights, Gaussian())
+        history = self._train(inputs, targets, weights, self.num_steps - for_noise)
+        num_data = inputs.shape[-2] if weights is None else weights.sum().item()
+        self.model_ = with_varying_noise(self.model_, num_data)
+        if not for_noise:
+            return history
+        self.model_.requires_grad_(False)
+        for part in (self.model_.output.posterior, self.model_.likelihood):
+            part.requires_grad_(True)
+        try:
+            return history.followed_by(self._train(inputs, targets, weights, for_noise))
+        finally:
+            self.model_.requires_grad_(True)
+
+    def _start_model(
+        self, inputs: Tensor, targets: Tensor, weights: Tensor | None, likelihood: Likelihood
+    ) -> DeepKernelProcess:
         """A model that begins where a plain GP has come to."""
         generator = torch.Generator().manual_seed(self.seed_)
         # What chooses rows is small, and the same on every device.
@@ -178,9 +213,8 @@ class DeepKernelEstimator(BaseEstimator, ABC):
             depth=self.depth,
             num_inducing=M,
             kernel=self.kernel,
-            likelihood=self._make_likelihood(),
+            likelihood=likelihood,
             generator=generator,
-            **self._model_options(),
         )
         replicated = ShallowGP(*(part.expand(len(inputs), *part.shape) for part in gp))
         start_from(model, replicated, weights.sum().item())
@@ -188,15 +222,9 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         match_noise(model, inputs, targets, weights, _MISFIT, generator)
         return model.to(self._device)
 
-    def _model_options(self) -> dict[str, Any]:
-        """What else a model is made with, beside what a user chose."""
-        # A second latent function, of the noise, is not known as well as the first.
-        return {"output_precision": "separate-full"} if self.likelihood == "heteroscedastic" else {}
-
-    def _train(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Self:
-        checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
+    def _train(self, inputs: Tensor, targets: Tensor, weights: Tensor | None, num_steps: int) -> History:
         config = TrainingConfig(
-            num_steps=self.num_steps,
+            num_steps=num_steps,
             num_samples=self.num_samples,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
@@ -206,22 +234,17 @@ class DeepKernelEstimator(BaseEstimator, ABC):
             stop_when_settled=True,
             plateau_patience=_PATIENCE,
         )
-        self.history_: History = train(
+        return train(
             self.model_,
             inputs,
             targets,
             config,
             seed=self.seed_,
-            weights=weights,
-            checkpoint=checkpoint,
+            weights=None if weights is None else weights.expand(self.n_replicas, -1),
+            checkpoint=None if self.checkpoint is None else checkpoint_of(self.model_, self.checkpoint),
             resume=True,
             progress=bool(self.verbose),
         )
-        kept = [r for r in range(self.n_replicas) if r not in self.history_.retired]
-        self.replicas_ = np.array(kept)
-        self.elbo_ = float(self.history_.recent_elbo()[kept].mean())
-        self.n_iter_ = self.history_.num_steps
-        return self
 
     # Inputs
 
@@ -335,7 +358,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
 
         save(self, path)
         if self.checkpoint is not None:
-            Path(self.checkpoint).unlink(missing_ok=True)
+            remove_checkpoints(self.checkpoint)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "replicas_")
@@ -345,6 +368,19 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         tags.input_tags.allow_nan = self.missing == "impute"
         tags.non_deterministic = False
         return tags
+
+
+def checkpoint_of(model: DeepKernelProcess, path: str | os.PathLike[str]) -> Path:
+    """The file of a run: that of noise which varies goes on from another run, and lies beside the file of that."""
+    path = Path(path)
+    return path.with_name(f"{path.name}.noise") if isinstance(model.likelihood, HeteroscedasticGaussian) else path
+
+
+def remove_checkpoints(path: str | os.PathLike[str]) -> None:
+    """All files of a fit."""
+    path = Path(path)
+    for file in (path, path.with_name(f"{path.name}.noise")):
+        file.unlink(missing_ok=True)
 
 
 def find_device(name: str) -> torch.device:

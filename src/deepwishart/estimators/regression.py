@@ -146,7 +146,7 @@ class Regression(RegressorMixin):
         return Y
 
     def _make_likelihood(self) -> Likelihood:
-        name = self.likelihood or "gaussian"
+        name = self.likelihood or "heteroscedastic"
         if name not in REGRESSION_LIKELIHOODS:
             raise ValueError(f"likelihood must be one of {', '.join(REGRESSION_LIKELIHOODS)}, got {name!r}.")
         return REGRESSION_LIKELIHOODS[name]()

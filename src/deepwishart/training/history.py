@@ -1,6 +1,6 @@
 """What happened during a run: numbers at every step, and events."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Event", "History"]
+
+_ARRAYS = ("elbo", "learning_rate", "held_out")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,20 @@ class History:
         """Append an event."""
         self.events.append(Event(step, replica, kind, message))
 
+    def followed_by(self, later: "History") -> "History":
+        """One history of two runs of the same replicas."""
+        done = self.num_steps
+        elbo, learning_rate, held_out = (np.concatenate([getattr(self, a), getattr(later, a)]) for a in _ARRAYS)
+        return History(
+            elbo,
+            learning_rate,
+            held_out,
+            check_steps=[*self.check_steps, *(done + step for step in later.check_steps)],
+            events=[*self.events, *(replace(event, step=done + event.step) for event in later.events)],
+            retired=sorted({*self.retired, *later.retired}),
+            stopped=later.stopped,
+        )
+
     def recent_elbo(self, steps: int = 100) -> np.ndarray:
         """The mean ELBO per datapoint of the last steps, shape ``(R)``; steps that were not finite do not count."""
         with np.errstate(invalid="ignore"):
@@ -96,7 +112,7 @@ class History:
 
     def tensors(self) -> dict[str, Tensor]:
         """The arrays, which are replaced as they grow and never changed, so that nothing is copied."""
-        return {name: torch.from_numpy(getattr(self, name)) for name in ("elbo", "learning_rate", "held_out")}
+        return {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
 
     def record(self) -> dict[str, Any]:
         """All the rest."""
@@ -110,6 +126,6 @@ class History:
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], record: dict[str, Any]) -> "History":
         """From :meth:`tensors` and :meth:`record`."""
-        elbo, learning_rate, held_out = (tensors[name].numpy() for name in ("elbo", "learning_rate", "held_out"))
+        elbo, learning_rate, held_out = (tensors[name].numpy() for name in _ARRAYS)
         events = [Event(**event) for event in record["events"]]
         return cls(elbo, learning_rate, held_out, **{**record, "events": events})
