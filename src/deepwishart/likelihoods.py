@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _NUM_NODES = 20  # of Gauss and Hermite, for smooth functions of f
+_NUM_NOISE_NODES = 8  # and of the logarithm of the noise
 _NUM_GRID_NODES = 128  # of an even grid, for densities that may be narrow in f
 _NUM_CLASS_NODES = 64  # pairs ±z of quasi-random normals
 
@@ -67,8 +68,7 @@ class Likelihood(nn.Module, ABC):
 
     def _rule(self) -> tuple[Tensor, Tensor]:
         """Nodes and log-weights for a standard normal, shape ``(nodes)``."""
-        nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
-        return torch.from_numpy(nodes), torch.from_numpy(np.log(weights / math.sqrt(2 * math.pi)))
+        return _gauss_hermite(_NUM_NODES)
 
     def _at_nodes(self, mean: Tensor, variance: Tensor) -> Tensor:
         """f at the nodes, which come in front."""
@@ -152,6 +152,10 @@ class HeteroscedasticGaussian(Likelihood):
         super().initialise(batch_shape, num_outputs, like)
         self.log_noise = nn.Parameter(like.new_full((*batch_shape, num_outputs), math.log(self.initial_noise)))
         self.log_spread = nn.Parameter(like.new_zeros(*batch_shape, num_outputs))
+
+    def _rule(self) -> tuple[Tensor, Tensor]:
+        # Predictions are mixtures over samples and nodes: few will do for a variance that is as uncertain as this one.
+        return _gauss_hermite(_NUM_NOISE_NODES)
 
     def check_targets(self, Y: Tensor) -> None:
         """Any finite number will do."""
@@ -337,6 +341,12 @@ class Poisson(Likelihood):
 
 
 # Quadrature
+
+
+def _gauss_hermite(count: int) -> tuple[Tensor, Tensor]:
+    """Nodes and log-weights for a standard normal, exact for polynomials."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return torch.from_numpy(nodes), torch.from_numpy(np.log(weights / math.sqrt(2 * math.pi)))
 
 
 def _even_grid() -> tuple[Tensor, Tensor]:

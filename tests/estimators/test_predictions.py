@@ -23,37 +23,42 @@ def table(rows: int = 80) -> tuple[np.ndarray, np.ndarray]:
     return X, 1_000 + 200 * np.sin(X[:, 0] / 3) + 20 * rng.randn(rows)
 
 
-@pytest.fixture(scope="module")
-def fitted() -> DWPRegressor:
-    return DWPRegressor(**QUICK, n_replicas=2).fit(*table())
+@pytest.fixture(scope="module", params=["gaussian", "heteroscedastic"])
+def fitted(request: pytest.FixtureRequest) -> DWPRegressor:
+    return DWPRegressor(**QUICK, n_replicas=2, likelihood=request.param).fit(*table())
 
 
-def components(fitted: Any, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations of the mixture in the user's units, shape (components, rows)."""
+def components(fitted: Any, X: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Means and standard deviations of the mixture in the user's units, and weights, shape (components, rows)."""
     inputs = torch.from_numpy((X - fitted.x_scaler_.mean) / fitted.x_scaler_.scale)
     generator = torch.Generator().manual_seed(fitted.seed_)
     predictive = predict(fitted.model_, inputs.expand(2, *inputs.shape), 40, generator)
-    loc, scale = (getattr(predictive.components, name).detach().numpy() for name in ("loc", "scale"))
-    loc, scale = (values[0, ..., 0].reshape(-1, len(X)) for values in (loc, scale))
-    return loc * fitted.y_scaler_.scale + fitted.y_scaler_.mean, scale * fitted.y_scaler_.scale
+    normals: Any = predictive.components
+    parts = (normals.loc, normals.scale, predictive.log_weights.exp().expand(normals.loc.shape) / 80)
+    loc, scale, weight = (part.detach()[..., 0].reshape(-1, len(X)).numpy() for part in parts)
+    return loc * fitted.y_scaler_.scale + fitted.y_scaler_.mean, scale * fitted.y_scaler_.scale, weight
 
 
 def test_mean_std_quantiles_and_likelihood_are_those_of_the_mixture(fitted: DWPRegressor) -> None:
     X, y = table()
-    loc, scale = components(fitted, X)
-    assert loc.shape == (80, 80)
+    loc, scale, weight = components(fitted, X)
+    np.testing.assert_allclose(weight.sum(0), 1.0)
+    expected = (weight * loc).sum(0)
     mean, std = fitted.predict(X, return_std=True)
-    np.testing.assert_allclose(mean, loc.mean(0), rtol=1e-10)
-    np.testing.assert_allclose(std**2, (scale**2).mean(0) + loc.var(0), rtol=1e-8)
+    np.testing.assert_allclose(mean, expected, rtol=1e-10)
+    np.testing.assert_allclose(std**2, (weight * (scale**2 + (loc - expected) ** 2)).sum(0), rtol=1e-8)
     quantiles = fitted.predict_quantiles(X[:5], (0.05, 0.8))
     for i in range(5):
         for j, level in enumerate((0.05, 0.8)):
-            exact = brentq(lambda q, i=i, level=level: np.mean(norm.cdf(q, loc[:, i], scale[:, i])) - level, 0, 2_000)
+            parts = (loc[:, i], scale[:, i])
+            exact = brentq(
+                lambda q, i=i, parts=parts, level=level: weight[:, i] @ norm.cdf(q, *parts) - level, 0, 2_000
+            )
             assert quantiles[i, j] == pytest.approx(exact, rel=1e-9)
-    density = np.mean(norm.pdf(y[None], loc, scale), 0)
+    density = (weight * norm.pdf(y[None], loc, scale)).sum(0)
     np.testing.assert_allclose(fitted.log_likelihood(X, y, per_row=True), np.log(density), rtol=1e-8)
     assert fitted.log_likelihood(X, y) == pytest.approx(np.log(density).mean())
-    np.testing.assert_allclose(fitted.pit(X, y), np.mean(norm.cdf(y[None], loc, scale), 0), rtol=1e-8)
+    np.testing.assert_allclose(fitted.pit(X, y), (weight * norm.cdf(y[None], loc, scale)).sum(0), rtol=1e-8)
 
 
 def test_the_crps_is_that_of_draws(fitted: DWPRegressor) -> None:
