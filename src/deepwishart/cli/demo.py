@@ -15,7 +15,7 @@ __all__ = ["demo"]
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
     model: Annotated[Path, typer.Option(help="Where to write the model.")] = Path("diabetes.safetensors"),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training at most.")] = 1_000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training at most.")] = 700,
     seed: Annotated[int, typer.Option(help="Seed of the split and of the fits.")] = 0,
     force: Force = False,
 ) -> None:
