@@ -62,7 +62,9 @@ def fit(
     replicas: Annotated[int, typer.Option(min=1, help="Members of an ensemble, trained in one pass.")] = 1,
     likelihood: Annotated[
         str | None,
-        typer.Option(help="heteroscedastic (default), gaussian, student-t, poisson; categorical."),
+        typer.Option(
+            help="heteroscedastic (the default for numbers), gaussian, student-t, poisson; bernoulli, categorical."
+        ),
     ] = None,
     kernel: Annotated[
         str, typer.Option(help="Such as matern-5/2, or squared-exponential + linear.")

@@ -372,15 +372,20 @@ class DeepKernelEstimator(BaseEstimator, ABC):
 
 def checkpoint_of(model: DeepKernelProcess, path: str | os.PathLike[str]) -> Path:
     """The file of a run: that of noise which varies goes on from another run, and lies beside the file of that."""
-    path = Path(path)
-    return path.with_name(f"{path.name}.noise") if isinstance(model.likelihood, HeteroscedasticGaussian) else path
+    features, noise = _checkpoints(path)
+    return noise if isinstance(model.likelihood, HeteroscedasticGaussian) else features
 
 
 def remove_checkpoints(path: str | os.PathLike[str]) -> None:
     """All files of a fit."""
-    path = Path(path)
-    for file in (path, path.with_name(f"{path.name}.noise")):
+    for file in _checkpoints(path):
         file.unlink(missing_ok=True)
+
+
+def _checkpoints(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """The file of the features, and that of noise which varies."""
+    path = Path(path)
+    return path, path.with_name(f"{path.name}.noise")
 
 
 def find_device(name: str) -> torch.device:
