@@ -15,7 +15,7 @@ from deepwishart.gram import FeatureGram
 from deepwishart.kernels import KERNELS
 from deepwishart.layers import GaussianLayer
 from deepwishart.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
-from deepwishart.models import deep_gaussian_process, deep_wishart_process, with_varying_noise
+from deepwishart.models import deep_gaussian_process, deep_wishart_process
 from deepwishart.objectives import elbo, predict, predict_f, predictive_log_likelihood
 from tests.distributions.instances import generator
 from tests.layers.instances import perturb
@@ -280,24 +280,3 @@ def test_random_starts_on_real_data_are_finite(uci_inputs: Tensor, method: str, 
     grads = torch.autograd.grad(bound, list(model.parameters()), allow_unused=True)
     assert bound.isfinite()
     assert all(grad is None or grad.isfinite().all() for grad in grads)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_noise_that_is_about_to_vary_leaves_f_as_it_was(method: str) -> None:
-    X, Y = data(40)
-    Y = torch.cat([Y, Y**2], -1)
-    model = build(method, X, Y, num_inducing=12, likelihood=Gaussian(0.3))
-    perturb(model)
-    with torch.no_grad():
-        model.output.kernel.get_parameter("log_height").fill_(math.log(3.0))
-    varied = with_varying_noise(model, 40)
-    before, after = (predict_f(m, X, 5, generator(0)).components for m in (model, varied))
-    torch.testing.assert_close(after.mean[..., :2], before.mean, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(after.variance[..., :2], before.variance, rtol=1e-6, atol=1e-8)
-    assert not after.mean[..., 2:].any()
-    # The logarithm of the noise has a standard deviation of at most one, whatever the height of the targets.
-    assert (varied.likelihood.get_parameter("log_spread").exp() ** 2 * after.variance[..., 2:] <= 1 + 1e-6).all()
-    torch.testing.assert_close(*(m.likelihood.get_parameter("log_noise") for m in (varied, model)))
-    assert elbo(varied, X, Y, generator=generator(1)).isfinite()
-    with pytest.raises(ValueError, match="Only Gaussian noise"):
-        with_varying_noise(varied, 40)

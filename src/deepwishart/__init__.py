@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         predictive,
         report,
         shallow,
+        starting,
         training,
     )
     from deepwishart.estimators import (
@@ -67,6 +68,7 @@ __all__ = [
     "predictive",
     "report",
     "shallow",
+    "starting",
     "train",
     "training",
 ]

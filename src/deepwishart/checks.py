@@ -1,4 +1,4 @@
-"""What a user gives: whole numbers, and tables that a model can be made for."""
+"""What a user gives: whole numbers, devices, and tables that a model can be made for."""
 
 import operator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_data", "require_whole"]
+__all__ = ["check_data", "find_device", "require_whole"]
 
 
 def require_whole(name: str, value: Any, least: int = 1) -> int:
@@ -18,6 +18,19 @@ def require_whole(name: str, value: Any, least: int = 1) -> int:
     if integer < least or isinstance(value, bool):
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value}.")
     return integer
+
+
+def find_device(name: str) -> torch.device:
+    """A device by its name, ``"auto"`` for a GPU where there is one; an error if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}). Choose 'auto' or 'cpu'.") from error
+    return device
 
 
 def check_data(inputs: Tensor, targets: Tensor) -> None:

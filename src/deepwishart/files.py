@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from deepwishart import __version__
+from deepwishart.checks import find_device
 from deepwishart.data.encoding import TableEncoder
 from deepwishart.data.rows import Scaler
 from deepwishart.data.tables import write_atomically
 from deepwishart.estimators import ESTIMATORS, DeepKernelEstimator
-from deepwishart.estimators.base import find_device
 from deepwishart.likelihoods import HeteroscedasticGaussian
 from deepwishart.shallow import ShallowGP
 from deepwishart.training import History

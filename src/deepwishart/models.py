@@ -1,7 +1,6 @@
 """Deep kernel processes: layers that map a Gram matrix to a Gram matrix, and a Gaussian process on top."""
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from deepwishart.checks import check_data, require_whole
 from deepwishart.gram import AnyGram, FeatureGram, gram_of_features
 from deepwishart.inducing import choose_rows, count_distinct_rows
-from deepwishart.kernels import Kernel, ScaledKernel, make_kernel
+from deepwishart.kernels import Kernel, make_kernel
 from deepwishart.layers import (
     INITIALISATIONS,
     POSTERIORS,
@@ -25,7 +24,7 @@ from deepwishart.layers import (
 )
 from deepwishart.layers.base import KLEstimator
 from deepwishart.layers.wishart import draw_ahead
-from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from deepwishart.likelihoods import Gaussian, Likelihood
 from deepwishart.linalg import cholesky, default_jitter
 
 OutputPrecision = Literal["shared-full", "shared-diagonal", "separate-full", "separate-diagonal"]
@@ -38,7 +37,6 @@ __all__ = [
     "deep_inverse_wishart_process",
     "deep_wishart_process",
     "select_replicas",
-    "with_varying_noise",
 ]
 
 
@@ -131,35 +129,6 @@ def select_replicas(model: DeepKernelProcess, replicas: Sequence[int]) -> DeepKe
     for tensor in chosen.state_dict(keep_vars=True).values():  # all but the nodes of likelihoods, which replicas share
         tensor.data = tensor.data[index]
     return chosen
-
-
-@torch.no_grad()
-def with_varying_noise(model: DeepKernelProcess, num_data: float) -> DeepKernelProcess:
-    """A copy of a model with Gaussian noise in which noise is a function of the inputs, as yet about constant.
-
-    Args:
-        model: Its likelihood is :class:`~deepwishart.likelihoods.Gaussian`.
-        num_data: Rows of its data, as often as they count; an inducing point stands for num_data/M of them.
-    """
-    if not isinstance(model.likelihood, Gaussian):
-        raise ValueError(f"Only Gaussian noise can be made to vary, not that of {type(model.likelihood).__name__}.")
-    varied, C = copy.deepcopy(model), model.num_outputs
-    known, kernel = varied.output.posterior, varied.output.kernel
-    likelihood = HeteroscedasticGaussian()
-    likelihood.initialise(model.batch_shape, C, known.v)
-    likelihood.log_noise.copy_(model.likelihood.log_noise)
-    if isinstance(kernel, ScaledKernel):
-        likelihood.log_spread.copy_(-kernel.log_height[..., None].expand_as(likelihood.log_spread))
-    posterior = GaussianPosterior(torch.cat([known.v, torch.zeros_like(known.v)], -1), shared=False)
-    # The curvature of −log N(y; f, σ²e^{τg}) in τg is one half on average.
-    log_precision = math.log(0.5 * num_data / known.v.shape[-2]) + 2 * likelihood.log_spread[..., None]
-    posterior.log_precision[..., :C, :] = known.log_precision
-    posterior.log_precision[..., C:, :] = log_precision
-    if not known.diagonal:
-        posterior.precision_mixing[..., :C, :, :] = known.precision_mixing
-    varied.output = GaussianOutput(kernel, posterior, varied.output.jitter)
-    varied.likelihood = likelihood
-    return varied
 
 
 class _Plan(NamedTuple):

@@ -73,8 +73,8 @@ def uci(
     All splits of a cell train at once. Cells that are in the store are skipped, interrupted ones go on where they were,
     and several processes with one store never do a cell twice.
     """
+    from deepwishart.checks import find_device
     from deepwishart.data.uci import UCI
-    from deepwishart.estimators.base import find_device
     from deepwishart.experiments.recipes import METHODS
     from deepwishart.experiments.runs import run_cells
     from deepwishart.experiments.store import METRICS, Store
@@ -162,7 +162,7 @@ def runtime(
     force: Force = False,
 ) -> None:
     """Measure the paper's table of run times on this machine: seconds an epoch of one split."""
-    from deepwishart.estimators.base import find_device
+    from deepwishart.checks import find_device
     from deepwishart.experiments import tables
     from deepwishart.experiments.paper import citation
     from deepwishart.experiments.runtime import runtime_table

@@ -15,14 +15,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from deepwishart.checks import require_whole
+from deepwishart.checks import find_device, require_whole
 from deepwishart.data.encoding import Missing, TableEncoder, TableError
 from deepwishart.data.rows import Scaler, merge_rows
 from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from deepwishart.models import DeepKernelProcess, with_varying_noise
+from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import predict_f_in_chunks, predict_in_chunks
 from deepwishart.predictive import Predictive
-from deepwishart.shallow import ShallowGP, average_repeated, count_inducing, fit_shallow_gp, match_noise, start_from
+from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp
+from deepwishart.starting import average_inducing_targets, match_noise, start_from, with_varying_noise
 from deepwishart.training import History, TrainingConfig, train
 
 __all__ = ["DeepKernelEstimator"]
@@ -218,7 +219,7 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         )
         replicated = ShallowGP(*(part.expand(len(inputs), *part.shape) for part in gp))
         start_from(model, replicated, weights.sum().item())
-        _average_inducing_targets(model, X, targets[0], weights)
+        average_inducing_targets(model, X, targets[0], weights)
         match_noise(model, inputs, targets, weights, _MISFIT, generator)
         return model.to(self._device)
 
@@ -386,29 +387,6 @@ def _checkpoints(path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """The file of the features, and that of noise which varies."""
     path = Path(path)
     return path, path.with_name(f"{path.name}.noise")
-
-
-def find_device(name: str) -> torch.device:
-    """A device by its name, ``"auto"`` for a GPU where there is one; an error if it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"device {name!r} cannot be used here ({reason}). Choose 'auto' or 'cpu'.") from error
-    return device
-
-
-def _average_inducing_targets(model: DeepKernelProcess, X: Tensor, Y: Tensor, weights: Tensor) -> None:
-    """Inducing points start from the mean of the targets of all rows that they equal."""
-    pseudo = average_repeated(X, model.likelihood.pseudo_targets(Y), weights)
-    _, group = torch.unique(torch.cat([X, model.inducing_inputs.detach().flatten(0, 1)]), dim=0, return_inverse=True)
-    by_group = pseudo.new_zeros(int(group.max()) + 1, pseudo.shape[-1])
-    by_group[group[: len(X)]] = pseudo
-    with torch.no_grad():
-        model.output.posterior.v.copy_(by_group[group[len(X) :]].reshape(model.output.posterior.v.shape))
 
 
 def _target_names(y: Any, outputs: int) -> list[str]:

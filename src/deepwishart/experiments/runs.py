@@ -23,7 +23,8 @@ from deepwishart.experiments.store import Cell, Store
 from deepwishart.likelihoods import Gaussian
 from deepwishart.models import DeepKernelProcess, deep_gaussian_process, deep_wishart_process
 from deepwishart.objectives import elbo, predict_in_chunks
-from deepwishart.shallow import Criterion, ShallowGP, fit_shallow_gp, match_noise, start_from
+from deepwishart.shallow import Criterion, ShallowGP, fit_shallow_gp
+from deepwishart.starting import match_noise, start_from
 from deepwishart.training import Check, History, train
 
 __all__ = ["Replicas", "evaluate", "fit_gps", "load_replicas", "make_model", "run_cell", "run_cells"]
