@@ -2,6 +2,7 @@
 
 import copy
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from sklearn.datasets import load_iris
 
-from deepwishart.estimators import ESTIMATORS, DWPClassifier, DWPRegressor
+from deepwishart.estimators import ESTIMATORS, DWPClassifier, DWPRegressor, base
 from deepwishart.objectives import predict
+from deepwishart.training import History, TrainingError, train
 
 QUICK: dict[str, Any] = {"num_steps": 30, "num_inducing": 20, "num_predict_samples": 40, "random_state": 0}
 
@@ -215,6 +217,24 @@ def test_noise_varies_by_default_and_is_learned_last() -> None:
     assert model.n_iter_ <= model.num_steps
     few = DWPRegressor(**params, num_steps=3).fit(X, y)
     assert few.n_iter_ == 3
+
+
+def test_an_ensemble_of_which_nobody_is_left_is_an_error() -> None:
+    """One member is lost while features are learned, the other while noise is."""
+    X, y = table()
+    lost = iter([[0], [1]])
+
+    def lossy(*args: Any, **options: Any) -> History:
+        history = train(*args, **options)
+        history.retired = next(lost)
+        return history
+
+    with (
+        mock.patch.object(base, "train", side_effect=lossy),
+        pytest.raises(TrainingError, match="No member of the ensemble") as error,
+    ):
+        DWPRegressor(**QUICK, n_replicas=2).fit(X, y)
+    assert error.value.history.retired == [0, 1]
 
 
 def test_warm_starts_go_on() -> None:

@@ -24,7 +24,7 @@ from deepwishart.objectives import predict_f_in_chunks, predict_in_chunks
 from deepwishart.predictive import Predictive
 from deepwishart.shallow import ShallowGP, count_inducing, fit_shallow_gp
 from deepwishart.starting import average_inducing_targets, match_noise, start_from, with_varying_noise
-from deepwishart.training import History, TrainingConfig, train
+from deepwishart.training import History, TrainingConfig, TrainingError, train
 
 __all__ = ["DeepKernelEstimator"]
 
@@ -145,6 +145,12 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         else:
             self.history_ = self._train_anew(inputs, targets, counts)
         kept = [r for r in range(R) if r not in self.history_.retired]
+        if not kept:
+            raise TrainingError(
+                "No member of the ensemble has come to the end: some were lost while features were learned, the others "
+                "while noise was. Lower learning_rate, or set likelihood to 'gaussian'.",
+                self.history_,
+            )
         self.replicas_ = np.array(kept)
         self.elbo_ = float(self.history_.recent_elbo()[kept].mean())
         self.n_iter_ = self.history_.num_steps

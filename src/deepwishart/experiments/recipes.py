@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -52,6 +52,10 @@ class Recipe:
     jitter: float = default_jitter(torch.float64)
     batch_size: int = 1_024
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gp_choice not in get_args(Criterion):
+            raise ValueError(f"gp_choice must be one of {', '.join(get_args(Criterion))}, got {self.gp_choice!r}.")
 
     def changed(self, changes: Sequence[str]) -> "Recipe":
         """With other choices, each written as ``name=value``."""
