@@ -166,6 +166,8 @@ def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
     changed = paper.changed(["jitter=1e-6", "gp_starts=0", "schedule=cosine", "num_inducing=7"])
     assert (changed.jitter, changed.gp_starts, changed.schedule, changed.num_inducing) == (1e-6, 0, "cosine", 7)
     assert changed.config_hash != paper.config_hash
+    assert paper.changed(changed.changes_from(paper)) == changed
+    assert not paper.changes_from(paper)
     assert "7 inducing points" in changed.describe()
     for wrong in ("jitter", "speed=2", "num_steps=many", "gp_starts=perhaps", "gp_choice=luck"):
         with pytest.raises(ValueError, match=r"name=value|must be (of type|one of)"):

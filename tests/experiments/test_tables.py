@@ -83,6 +83,7 @@ def test_figures_that_are_worse_are_marked_and_listed() -> None:
     assert missed.rows == [["yacht", "2", "A-GW", "ELBO", "1.97 ± 0.01", "2.07 ± 0.01", "−0.10 (−6.5) ↓"]]
     assert "Of 3 figures" in missed.caption
     assert "2 are within" in missed.caption
+    assert missed_table(results(a_gw=[2.05, 2.07, 2.09]), ["yacht"]).rows == [["none", *[""] * 6]]
 
 
 def test_differences_are_paired_over_splits() -> None:

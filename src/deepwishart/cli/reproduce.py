@@ -174,7 +174,7 @@ def runtime(
         names, depths = tuple(_datasets(dataset)), tuple(_numbers("--depth", depth))
         with console.status("Training some steps of each …"):
             found = runtime_table(recipe, find_device(device), names, depths, data_dir)
-        show_tables([found], [f"Preset “{preset}”: {recipe.describe()}.", f"The paper's: {citation()}"], out)
+        show_tables([found], [f"{_title(preset, recipe)}: {recipe.describe()}.", f"The paper's: {citation()}"], out)
 
 
 @reproduce_app.command()
@@ -295,13 +295,21 @@ def _head(preset: str, recipe: Any, results: Any) -> list[str]:
 
     machines = ", ".join(sorted(set(results["machine"]))) or "no machine yet"
     return [
-        f"Preset “{preset}”: {recipe.describe()}. The same for all methods. Run on {machines}.",
+        f"{_title(preset, recipe)}: {recipe.describe()}. The same for all methods. Run on {machines}.",
         "Means ± standard errors over splits: ELBO per datapoint with standardised targets, test log-likelihood and "
         "RMSE in the units of the data. Δ is ours minus the paper's, z the same in standard errors of the two "
         "together, positive where ours is better; ↓ marks what is worse by more than one standard error of the "
         "paper's; – was not run.",
         f"The paper's: {citation()}",
     ]
+
+
+def _title(preset: str, recipe: Any) -> str:
+    """A preset, and what was changed in it."""
+    from deepwishart.experiments.recipes import PRESETS
+
+    changes = recipe.changes_from(PRESETS[preset])
+    return f"Preset “{preset}”" + (f" with {', '.join(changes)}" if changes else "")
 
 
 def _datasets(given: str) -> list[str]:

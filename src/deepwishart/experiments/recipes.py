@@ -69,6 +69,11 @@ class Recipe:
             given[name] = _parse(name, text, kinds[name])
         return replace(self, **given)
 
+    def changes_from(self, other: "Recipe") -> list[str]:
+        """In what it differs, as :meth:`changed` reads it."""
+        mine, theirs = asdict(self), asdict(other)
+        return [f"{name}={value}" for name, value in mine.items() if value != theirs[name]]
+
     @property
     def config_hash(self) -> str:
         """Twelve digits that differ for different recipes."""

@@ -139,11 +139,12 @@ def missed_table(
         ]
         for c in missed
     ]
+    header = ["set", "depth", "method", "metric", "ours", "paper", "Δ (z)"]
     caption = (
         f"Of {len(run)} figures of cells that were run, {len(run) - len(missed)} are within one standard error of the "
-        f"paper's or better. Worse are {len(missed)}:"
+        f"paper's or better; the others"
     )
-    return TextTable(caption, ["set", "depth", "method", "metric", "ours", "paper", "Δ (z)"], rows)
+    return TextTable(caption, header, rows or [["none", *[""] * (len(header) - 1)]])
 
 
 def paired_difference(results: pd.DataFrame, dataset: str, depth: int, pair: tuple[str, str]) -> Estimate | None:
