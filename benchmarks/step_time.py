@@ -4,10 +4,10 @@
 
 Contestants take turns, so that a slow minute of a shared machine is slow for all; each has a process of its own, so
 that none profits from another's memory. GW, A-GW and AB-GW have the paper's Ψ = (1 − q)S + qVVᵀ; "whitened" is A-GW
-with Ψ in units of S. The arithmetic limit is the number of floating-point operations that a step of the paper's A-GW
-needs, over the rate of this machine's batched matrix product, plus the exponentials over their rate. A product costs
-2mnk forward and twice that backward; a Cholesky factor with its inverse 2M³/3 and twice that. With S samples, and all
-in the first layer that does not depend on them counted once:
+with Ψ in units of S, "compiled" A-GW after torch.compile. The arithmetic limit is the number of floating-point
+operations that a step of the paper's A-GW needs, over the rate of this machine's batched matrix product, plus the
+exponentials over their rate. A product costs 2mnk forward and twice that backward; a Cholesky factor with its inverse
+2M³/3 and twice that. With S samples, and all in the first layer that does not depend on them counted once:
 
     kernel blocks      6 M (M + N) (ν + 2)
     a = L⁻¹k           6 M² N
@@ -64,6 +64,7 @@ def our_step(
     depth: int,
     num_samples: int = SAMPLES,
     num_inducing: int = INDUCING,
+    is_compiled: bool = False,
     **options: Any,
 ) -> Step:
     common = {"depth": depth, "num_inducing": num_inducing, **options}
@@ -71,7 +72,9 @@ def our_step(
         model = deep_gaussian_process(X, Y, **common)
     else:
         model = deep_wishart_process(X, Y, posterior=method, **common)
-    config = TrainingConfig(num_steps=100_000, num_samples=num_samples, batch_size=X.shape[-2], check_every=1_000)
+    config = TrainingConfig(
+        num_steps=100_000, num_samples=num_samples, batch_size=X.shape[-2], check_every=1_000, compile=is_compiled
+    )
     return Trainer(model, FlatParameters(model, model.batch_shape), X, Y, config).step
 
 
@@ -255,6 +258,8 @@ def compare(name: str, depth: int, device: str, replicas: int, rounds: int, step
     for method in ("gw", "a-gw", "ab-gw"):
         field[method] = Contestant(method, shape, depth, device, initialisation="prior")
     field["whitened"] = Contestant("a-gw", shape, depth, device, initialisation="whitened")
+    if device == "cpu":
+        field["compiled"] = Contestant("a-gw", shape, depth, device, initialisation="prior", is_compiled=True)
     if replicas == 1 and device == "cpu":
         field |= {peer: Contestant(peer, shape, depth, device) for peer in PEERS}
     field = {contestant: step for contestant, step in field.items() if step.is_there}

@@ -1,6 +1,7 @@
 """The ELBO and predictions: functions of a model and a batch."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ __all__ = [
     "check_inputs",
     "check_targets",
     "elbo",
+    "elbo_given_noise",
     "predict",
     "predict_f",
     "predict_f_in_chunks",
@@ -55,6 +57,19 @@ def elbo(
     if not X.shape[-2]:
         raise ValueError("A batch must have at least one row, got none.")
     noise = model.draw_noise(num_samples, X.shape[-2], generator)
+    return elbo_given_noise(model, X, Y, noise, num_data, kl_weight, weights)
+
+
+def elbo_given_noise(
+    model: DeepKernelProcess,
+    X: Tensor,
+    Y: Tensor,
+    noise: tuple[Any, ...],
+    num_data: int | None = None,
+    kl_weight: float | Tensor = 1.0,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """:func:`elbo`, for noise of :meth:`DeepKernelProcess.draw_noise` and without checks: a function to be compiled."""
     output = model(X, noise)
     fit = model.likelihood.expected_log_prob(Y, output.marginals.mean, output.marginals.variance)
     if weights is not None:

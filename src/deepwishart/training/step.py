@@ -1,12 +1,13 @@
 """One step of training, for all replicas at once and without a look at any value; on a GPU, one CUDA graph."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from deepwishart.models import DeepKernelProcess
-from deepwishart.objectives import elbo
+from deepwishart.objectives import elbo_given_noise
 from deepwishart.training.adam import Adam
 from deepwishart.training.config import TrainingConfig
 from deepwishart.training.parameters import FlatParameters
@@ -64,12 +65,18 @@ class TrainingStep:
         self.failures = torch.zeros(R, dtype=torch.int64, device=like.device)
         self.skipped = torch.zeros_like(self.failures)
         self.rate_scale = like.new_ones(R)
+        if config.compile and like.device.type != "cpu":
+            raise ValueError(f"compile is for CPUs, and the model is on {like.device}. Set compile=False.")
+        self._elbo = elbo_given_noise
+        self._is_to_be_compiled = config.compile
         self._graph: Any = None
         self._warm_ups = 0
 
     def __call__(self) -> None:
         """Take one step."""
-        if self.X.device.type != "cuda":
+        if self._is_to_be_compiled:
+            self._compile()
+        elif self.X.device.type != "cuda":
             self._take()
         elif self._graph is not None:
             self._graph.replay()
@@ -87,7 +94,8 @@ class TrainingStep:
         rate = self.rates.index_select(0, self.counter) * self.rate_scale
         kl_weight = self.kl_weights.index_select(0, self.counter)
         X, Y, weights = self._draw_batch()
-        bound = elbo(self.model, X, Y, self.num_data, config.num_samples, kl_weight, self.generator, weights)
+        noise = self.model.draw_noise(config.num_samples, X.shape[-2], self.generator)
+        bound = self._elbo(self.model, X, Y, noise, self.num_data, kl_weight, weights)
         bound = bound.reshape(-1) / self.total_weight
         gradient = self.flat.gradient(-bound.sum())
         with torch.no_grad():
@@ -103,6 +111,20 @@ class TrainingStep:
             position = self.counter % config.check_every
             self.trace.index_copy_(0, position, bound[None])
             self.counter += 1
+
+    def _compile(self) -> None:
+        """The first step, in which torch compiles; an error says what to do where that cannot be."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about the compiler's own code
+            self._elbo = torch.compile(elbo_given_noise, dynamic=False)
+            try:
+                self._take()
+            except Exception as error:
+                if not type(error).__module__.startswith("torch."):
+                    raise
+                reason = (str(error).splitlines() or [""])[0]
+                raise RuntimeError(f"torch could not compile the step ({reason}). Set compile=False.") from error
+        self._is_to_be_compiled = False
 
     def _draw_batch(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rows without replacement, for each replica its own; all of them if the batch is the data."""
