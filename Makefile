@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-MODULES := $(subst /,.,$(patsubst src/%.py,%,$(filter-out %__init__.py %__main__.py,$(wildcard src/*/*.py src/*/*/*.py))))
+MODULES := $(subst /,.,$(patsubst src/%.py,%,$(filter-out %__init__.py,$(wildcard src/*/*/*.py))))
 
 .PHONY: help demo test wheel docs prove bench clean
 .DEFAULT_GOAL := help
@@ -42,7 +42,8 @@ wheel:
 	@.venv-wheel/bin/deepwishart --version
 
 docs: $(READY)
-	@$(BIN)/python -m pdoc --docformat google --math --output-directory site deepwishart $(MODULES)
+	@$(BIN)/python -c "import sys, deepwishart as d, pdoc.__main__ as p; [getattr(d, name) for name in d.__all__]; \
+		p.cli(sys.argv[1:])" --docformat google --math --output-directory site deepwishart $(MODULES)
 	@echo "Wrote site/index.html"
 
 prove: $(READY)
