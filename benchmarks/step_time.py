@@ -21,7 +21,6 @@ import json
 import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +38,7 @@ from deepwishart.training import TrainingConfig
 from deepwishart.training.loop import Trainer
 from deepwishart.training.memory import memory_is_kept
 from deepwishart.training.parameters import FlatParameters
+from tests.peak import peak_mib
 from tests.reference import algorithm1
 
 # Rows of a training split and inputs of the UCI sets.
@@ -298,7 +298,7 @@ def peak_memory(device: str) -> float:
     """The largest memory that this process has had, on a GPU that of the device, in MiB."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return peak_mib()
 
 
 def machine(device: str) -> dict[str, Any]:

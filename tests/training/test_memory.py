@@ -4,14 +4,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.peak import STATUS
 from tests.proofs import Proofs
 
 REPOSITORY = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="needs Linux to tell the memory of a process")
+
 TRAIN = """
-import resource, sys, torch
+import sys, torch
 from deepwishart import train
 from deepwishart.training import TrainingConfig
+from tests.peak import peak_mib
 from tests.training.instances import data, model_for
 
 X, Y = data(2, N=200)
@@ -19,31 +25,29 @@ model = model_for(X, Y, num_inducing=40)
 seen = []
 def note(check):
     if check.step % 50 == 0:
-        seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        seen.append(peak_mib())
 train(model, X, Y, TrainingConfig(num_steps=int(sys.argv[1]), check_every=10), callbacks=[note])
 print(seen[3], seen[-1])
 """
 
 PREDICT = """
-import resource, sys, torch
+import sys, torch
 from deepwishart.objectives import predict_in_chunks
+from tests.peak import peak_mib
 from tests.training.instances import data, model_for
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 inducing, samples = int(sys.argv[1]), int(sys.argv[2])
 X, Y = data(N=300, D=6)
 model = model_for(X, Y, num_inducing=inducing)
 rows = torch.randn(1_000_000, 6, dtype=torch.float64)
 mean = torch.empty(1_000_000, dtype=torch.float64)
-before, done = peak(), 0
+before, done = peak_mib(), 0
 for part in predict_in_chunks(model, rows, samples):
     mean[done : done + part.mean.shape[-2]] = part.mean[:, 0]
     done += part.mean.shape[-2]
 assert done == 1_000_000
 assert mean.isfinite().all()
-print(before, peak())
+print(before, peak_mib())
 """
 
 
