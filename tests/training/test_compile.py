@@ -15,9 +15,21 @@ HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-def test_a_compiled_step_is_the_step_and_can_be_resumed(tmp_path: Path) -> None:
+def test_a_compiled_step_is_the_step_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = data()
-    runs = []
+    runs, calls, compile_it = [], 0, torch.compile
+
+    def counted(*args: Any, **options: Any) -> Any:
+        function = compile_it(*args, **options)
+
+        def call(*values: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return function(*values)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", counted)
     for steps, compiled, file in ((12, False, None), (12, True, None), (6, True, "run"), (12, True, "run")):
         model = model_for(X, Y, "a-gw", depth=2)
         config = TrainingConfig(
@@ -33,6 +45,7 @@ def test_a_compiled_step_is_the_step_and_can_be_resumed(tmp_path: Path) -> None:
     plain, whole, _, resumed = runs
     torch.testing.assert_close(whole, plain, rtol=1e-9, atol=1e-9)
     assert torch.equal(resumed, whole)
+    assert calls == 12 + 6 + 6
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about itself

@@ -219,7 +219,7 @@ def report(
 
 
 def _check_resume(checkpoint: Path, resume: bool, force: bool) -> None:
-    from deepwishart.estimators.base import remove_checkpoints
+    from deepwishart.estimators.checkpoints import remove_checkpoints
 
     if resume and not checkpoint.exists():
         fail(f"There is nothing to resume: {checkpoint} does not exist. Check --out.")

@@ -4,7 +4,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 from deepwishart.checks import find_device, require_whole
 from deepwishart.data.encoding import Missing, TableEncoder, TableError
 from deepwishart.data.rows import Scaler, merge_rows
+from deepwishart.estimators.checkpoints import checkpoint_of, remove_checkpoints
 from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import predict_f_in_chunks, predict_in_chunks
@@ -375,24 +375,6 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         tags.input_tags.allow_nan = self.missing == "impute"
         tags.non_deterministic = False
         return tags
-
-
-def checkpoint_of(model: DeepKernelProcess, path: str | os.PathLike[str]) -> Path:
-    """The file of a run: that of noise which varies goes on from another run, and lies beside the file of that."""
-    features, noise = _checkpoints(path)
-    return noise if isinstance(model.likelihood, HeteroscedasticGaussian) else features
-
-
-def remove_checkpoints(path: str | os.PathLike[str]) -> None:
-    """All files of a fit."""
-    for file in _checkpoints(path):
-        file.unlink(missing_ok=True)
-
-
-def _checkpoints(path: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """The file of the features, and that of noise which varies."""
-    path = Path(path)
-    return path, path.with_name(f"{path.name}.noise")
 
 
 def _target_names(y: Any, outputs: int) -> list[str]:
