@@ -33,6 +33,11 @@ _DISTRIBUTIONS = "gamma bartlett mixing base bartlett_wishart wishart inverse_wi
 GROUPS = {
     "distributions": ["deepwishart.linalg", *(f"deepwishart.distributions.{name}" for name in _DISTRIBUTIONS)],
     "layers and training": [f"deepwishart.{name}" for name in ("layers.fused", "layers.posterior", "training.adam")],
+    "kernels and likelihoods": [
+        *(f"deepwishart.kernels.{name}" for name in ("base", "composite", "dot_product", "exponential", "stationary")),
+        *(f"deepwishart.{name}" for name in ("gram", "likelihoods", "objectives", "predictive", "metrics", "joint")),
+    ],
+    "starting points": [f"deepwishart.{name}" for name in ("shallow", "starting", "inducing")],
 }
 _TESTS_OF_DISTRIBUTIONS = (
     "kl densities moments sampling gamma gradients conditional edge_cases support validation shapes".split()
@@ -43,6 +48,12 @@ QUICK_TESTS = {
         *(f"tests/distributions/test_{name}.py" for name in _TESTS_OF_DISTRIBUTIONS),
     ],
     "layers and training": ["tests/training/test_adam.py", "tests/layers/test_fused.py", "tests/layers/test_layers.py"],
+    "kernels and likelihoods": [
+        "tests/kernels",
+        *(f"tests/test_{name}.py" for name in ("likelihoods", "metrics", "objectives", "joint")),
+        *(f"tests/layers/test_{name}.py" for name in ("layers", "gaussian")),
+    ],
+    "starting points": [f"tests/test_{name}.py" for name in ("shallow", "starting", "inducing")],
 }
 SKIP = "not uci and not normalised"
 PATIENCE = 180.0
