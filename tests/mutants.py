@@ -51,7 +51,7 @@ QUICK_TESTS = {
     "kernels and likelihoods": [
         "tests/kernels",
         *(f"tests/test_{name}.py" for name in ("likelihoods", "metrics", "objectives", "joint")),
-        *(f"tests/layers/test_{name}.py" for name in ("layers", "gaussian")),
+        *(f"tests/layers/test_{name}.py" for name in ("layers", "fused", "gaussian")),
     ],
     "starting points": [f"tests/test_{name}.py" for name in ("shallow", "starting", "inducing")],
 }
