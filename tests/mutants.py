@@ -52,6 +52,7 @@ QUICK_TESTS = {
         "tests/kernels",
         *(f"tests/test_{name}.py" for name in ("likelihoods", "metrics", "objectives", "joint")),
         *(f"tests/layers/test_{name}.py" for name in ("layers", "fused", "gaussian")),
+        "tests/test_models.py",
     ],
     "starting points": [f"tests/test_{name}.py" for name in ("shallow", "starting", "inducing")],
 }
