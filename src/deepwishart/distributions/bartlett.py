@@ -1,6 +1,5 @@
 r"""The Bartlett factor: the lower-trapezoidal T from which every distribution of this room is made."""
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -268,6 +267,7 @@ _VARIANCE_SERIES = (
     -5165 / 2097152,
     -110123 / 8388608,
 )
+_SLOPE_SERIES = tuple(k * coefficient for k, coefficient in enumerate(_VARIANCE_SERIES, start=1))  # of −α du/dα
 _SERIES_FROM = 32.0
 
 
@@ -277,7 +277,7 @@ class _RootGamma(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         large = alpha >= _SERIES_FROM
-        u_above, _ = _series(alpha)
+        u_above = _series(alpha, _VARIANCE_SERIES)
         below = torch.where(large, 1.0, alpha)
         w_below = ((below + 0.5).lgamma() - below.lgamma()).exp()
         v = torch.where(large, (1 - u_above) / 4, below - w_below * w_below)
@@ -290,23 +290,17 @@ class _RootGamma(torch.autograd.Function):
     def backward(ctx: Any, grad_w: Tensor, grad_v: Tensor, grad_u: Tensor) -> Tensor:
         alpha, w = ctx.saved_tensors
         # dw/dα = w (ψ(α + ½) − ψ(α)) and dv/dα = 1 − 2w dw/dα; from the series of u where that cancels.
-        v_above = 0.25 * _series(alpha)[1] / alpha
+        v_above = 0.25 * _series(alpha, _SLOPE_SERIES) / alpha
         slope = w * ((alpha + 0.5).digamma() - alpha.digamma())
         dv = torch.where(alpha >= _SERIES_FROM, v_above, 1 - 2 * w * slope)
         dw = (1 - dv) / (2 * w)
         return grad_w * dw + (grad_v - 4 * grad_u) * dv
 
 
-def _series(alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """u = Σ_k c_k α^−k and −α du/dα = Σ_k k c_k α^−k, where α is at least 32."""
-    exponents, coefficients = _constants(alpha.device)
-    u, slope = (alpha.clamp_min(_SERIES_FROM)[..., None] ** -exponents @ coefficients).unbind(-1)
-    return u, slope
-
-
-@functools.cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """k = 1, 2, … and the columns c_k, k c_k, kept on each device: copying them there would synchronise it."""
-    coefficients = torch.tensor(_VARIANCE_SERIES, dtype=torch.float64)
-    exponents = torch.arange(1, len(coefficients) + 1, dtype=torch.float64)
-    return exponents.to(device), torch.stack([coefficients, exponents * coefficients], -1).to(device)
+def _series(alpha: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    """Σ_k c_k α^−k from k = 1 on, by Horner's rule, where α is at least 32."""
+    x = alpha.clamp_min(_SERIES_FROM).reciprocal()
+    total = torch.zeros_like(x)
+    for coefficient in reversed(coefficients):
+        total = x * (total + coefficient)
+    return total

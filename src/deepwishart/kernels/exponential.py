@@ -66,8 +66,9 @@ def project_exp_of_product(P: Tensor, p: Tensor, cap: Tensor, W: Tensor, X: Tens
 class _ExpOfProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, P: Tensor, p: Tensor, cap: Tensor) -> Tensor:
-        K = (P @ p).clamp_(max=cap[..., None, None]).exp_()
-        K.diagonal(dim1=-2, dim2=-1).copy_(cap[..., None].exp())
+        exponent = (P @ p).clamp_(max=cap[..., None, None])
+        exponent.diagonal(dim1=-2, dim2=-1).copy_(cap[..., None])
+        K = exponent.exp()
         ctx.save_for_backward(P, p, K)
         return K
 

@@ -10,7 +10,8 @@ The plain versions are those that :class:`~deepwishart.layers.WishartLayer` and
 
 Tensors have shape ``(B, ·, ·)``, where B counts replicas and within them samples, and what samples share ``(R, ·, ·)``.
 A layer whose Gram matrix below does not depend on the sample has one, and the samples of its Bartlett factor are
-columns. Bars mark gradients.
+columns. Bars mark gradients. Results of a forward pass are never changed in place: with torch 2.11, a step that was
+compiled would then have other gradients.
 """
 
 import math
@@ -355,12 +356,12 @@ def _inverse_factor(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L, L⁻¹ and Σ log L_ii of K = L Lᵀ; the last is NaN where there is no factor, and takes that to the loss."""
     L, info = torch.linalg.cholesky_ex(K, check_errors=False)
     half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return L, inverse_tril(L), half_logdet.masked_fill_(info != 0, torch.nan)
+    return L, inverse_tril(L), half_logdet.masked_fill(info != 0, torch.nan)
 
 
 def _known(a: Tensor, half_logdet: Tensor) -> Tensor:
     """‖a_t‖², NaN where there is no factor: what is made of it must not look like a result."""
-    return (a * a).sum(-2).masked_fill_(half_logdet.isnan()[..., None], torch.nan)
+    return (a * a).sum(-2).masked_fill(half_logdet.isnan()[..., None], torch.nan)
 
 
 def _pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor) -> Tensor:
