@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --out FILE.jsonl [--sets yacht,boston] [--splits 0-4] [--methods dwp,gp,ngboost,boosting]
 
-dwp       DWPRegressor(random_state=0), nothing else set
+dwp       DWPRegressor(random_state=0), nothing else set; dwp-350 and the like have so many steps at most
 gp        scikit-learn's exact GP: ConstantKernel() * RBF(ones) + WhiteKernel(), standardised; up to 2,000 rows
 ngboost   NGBoost with up to 2,000 trees, stopped early by a tenth of the training rows; install it beside, with the
           older pandas that it asks for: pip install ngboost
@@ -38,9 +38,9 @@ GP_UP_TO = 2_000  # rows: an exact GP of more takes hours
 METRICS = ("ll", "rmse", "crps", "coverage", "seconds")
 
 
-def fit_ours(split: Split) -> dict[str, Any]:
+def fit_ours(split: Split, **options: Any) -> dict[str, Any]:
     begun = time.perf_counter()
-    model = DWPRegressor(random_state=0).fit(split.X_train, split.y_train)
+    model = DWPRegressor(random_state=0, **options).fit(split.X_train, split.y_train)
     seconds = time.perf_counter() - begun
     mean = model.predict(split.X_test)
     lower, upper = model.predict_quantiles(split.X_test, (0.05, 0.95)).T
@@ -108,6 +108,11 @@ FITS: dict[str, Callable[[Split], dict[str, Any]]] = {
 }
 
 
+def fit(method: str, split: Split) -> dict[str, Any]:
+    kind, _, steps = method.partition("-")
+    return fit_ours(split, num_steps=int(steps)) if steps else FITS[kind](split)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -125,7 +130,7 @@ def main() -> None:
             for method in methods:
                 if (name, k, method) in done or (method == "gp" and len(split.X_train) > GP_UP_TO):
                     continue
-                row = {"set": name, "split": k, "method": method, **FITS[method](split)}
+                row = {"set": name, "split": k, "method": method, **fit(method, split)}
                 rows.append(row)
                 with arguments.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
