@@ -68,7 +68,7 @@ class _ExpOfProduct(torch.autograd.Function):
     def forward(ctx: Any, P: Tensor, p: Tensor, cap: Tensor) -> Tensor:
         exponent = (P @ p).clamp_(max=cap[..., None, None])
         exponent.diagonal(dim1=-2, dim2=-1).copy_(cap[..., None])
-        K = exponent.exp()
+        K = exponent.exp()  # not in place: compiled by torch 2.11, its gradient would be lost
         ctx.save_for_backward(P, p, K)
         return K
 
