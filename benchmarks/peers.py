@@ -100,7 +100,7 @@ def of_normals(split: Split, mean: np.ndarray, std: np.ndarray, seconds: float) 
     }
 
 
-FITS: dict[str, Callable[[Split], dict[str, Any]]] = {
+FITS: dict[str, Callable[..., dict[str, Any]]] = {
     "dwp": fit_ours,
     "gp": fit_gp,
     "ngboost": fit_ngboost,
@@ -110,7 +110,7 @@ FITS: dict[str, Callable[[Split], dict[str, Any]]] = {
 
 def fit(method: str, split: Split) -> dict[str, Any]:
     kind, _, steps = method.partition("-")
-    return fit_ours(split, num_steps=int(steps)) if steps else FITS[kind](split)
+    return FITS[kind](split, **({"num_steps": int(steps)} if steps else {}))
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def test_what_torch_traces_has_the_same_gradients(method: str, options: dict[str
     model = model_for(X, Y, method, **options)
     noise = model.draw_noise(3, X.shape[-2], generator(0))
     torch.compiler.reset()
-    traced = torch.compile(elbo_given_noise, backend="eager", dynamic=False)
+    traced = torch.compile(elbo_given_noise, backend="eager", dynamic=False, fullgraph=True)
     bounds = [function(model, X, Y, noise) for function in (elbo_given_noise, traced)]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = [torch.autograd.grad(bound.sum(), parameters, materialize_grads=True) for bound in bounds]

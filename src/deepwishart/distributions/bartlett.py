@@ -298,7 +298,7 @@ class _RootGamma(torch.autograd.Function):
 
 
 def _series(alpha: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    """Σ_k c_k α^−k from k = 1 on, by Horner's rule, where α is at least 32."""
+    """Σ_k c_k α^−k from k = 1 on, where α is at least 32; by Horner's rule, which needs no constants on the device."""
     x = alpha.clamp_min(_SERIES_FROM).reciprocal()
     total = torch.zeros_like(x)
     for coefficient in reversed(coefficients):
