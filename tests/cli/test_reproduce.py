@@ -1,10 +1,12 @@
 """deepwishart reproduce, as a shell sees it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from deepwishart.cli import app
@@ -73,6 +75,17 @@ def test_time_runs_out_and_the_same_command_goes_on(place: Path) -> None:
     cell = ["--dataset", "yacht", "--depth", "2", "--method", "gw", "--splits", "0", "--device", "cpu"]
     assert "Time is up" in invoke("uci", *cell, *QUICK, "--minutes", "0").output
     assert "1 splits" in invoke("uci", *cell, *QUICK).output
+
+
+def test_steps_can_be_compiled_and_the_store_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    cell = ["--dataset", "yacht", "--depth", "2", "--method", "a-gw", "--splits", "0", "--device", "cpu"]
+    for option in ([], ["--compile"]):
+        store = f"store{len(option)}.sqlite"
+        assert invoke("uci", *cell, *QUICK, "--store", store, *option).exit_code == 0
+    plain, compiled = (read_results(place / f"store{i}.sqlite").iloc[0] for i in range(2))
+    assert compiled["torch"] == f"{plain['torch']}, compiled"
+    assert compiled["elbo"] == pytest.approx(plain["elbo"], rel=1e-6)
 
 
 def test_run_times_are_measured_here(place: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_compiled_step_is_the_step_and_can_be_resumed(tmp_path: Path, monkeypa
     plain, whole, _, resumed = runs
     torch.testing.assert_close(whole, plain, rtol=1e-9, atol=1e-9)
     assert torch.equal(resumed, whole)
-    assert calls == 12 + 6 + 6
+    assert calls == 13 + 7 + 7  # the first one of each to compare it with what was compiled
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about itself
@@ -110,3 +110,26 @@ def test_where_torch_cannot_compile_the_error_says_what_to_do(monkeypatch: pytes
     monkeypatch.setattr(torch, "compile", failing(ZeroDivisionError("another matter")))
     with pytest.raises(ZeroDivisionError, match="another matter"):
         train(model_for(X, Y), X, Y, config)
+
+
+@pytest.mark.parametrize("name", ["layers.0.posterior.V", "output.kernel.log_height", "the bound"])
+def test_a_compiler_that_computes_something_else_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost gradient has been seen twice, with two patterns of changes in place."""
+
+    def wrong(function: Any, **_: Any) -> Any:
+        def call(model: Any, *drawn: Any) -> Any:
+            bound = function(model, *drawn)
+            if name == "the bound":
+                return 1.01 * bound
+            parameter = model.get_parameter(name)
+            return bound + 0.01 * bound.detach().abs() * (parameter - parameter.detach()).sum()
+
+        return call
+
+    X, Y = data()
+    model = model_for(X, Y)
+    before = parameters(model).clone()
+    monkeypatch.setattr(torch, "compile", wrong)
+    with pytest.raises(RuntimeError, match=rf"{name} differs by .*%. Set compile=False"):
+        train(model, X, Y, TrainingConfig(num_steps=2, compile=True))
+    assert torch.equal(parameters(model), before)

@@ -47,6 +47,22 @@ def test_a_graph_computes_what_eager_steps_compute(method: str, batch_size: int 
     torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize(("method", "batch_size"), [("a-gw", None), ("dgp", 20)])
+def test_a_compiled_step_is_captured_and_computes_the_same(method: str, batch_size: int | None) -> None:
+    X, Y = (tensor.cuda() for tensor in data(2))
+    found = []
+    for compiled in (False, True):
+        model = model_for(X, Y, method)
+        config = TrainingConfig(num_steps=12, num_samples=3, annealing_steps=5, batch_size=batch_size, compile=compiled)
+        with flattened(model, model.batch_shape) as flat:
+            step = Trainer(model, flat, X, Y, config).step
+            for _ in range(12):
+                step()
+            assert step._graph is not None
+        found.append(parameters(model))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("initialisation", ["prior", "whitened"])
 @pytest.mark.parametrize("method", ["gw", "a-gw", "ab-gw"])
 def test_a_step_is_one_graph_and_never_waits(method: str, initialisation: str) -> None:

@@ -65,6 +65,10 @@ def uci(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many; the same command goes on from there.")
     ] = None,
+    compile_steps: Annotated[
+        bool,
+        typer.Option("--compile", help="Let torch compile the steps: a minute for each cell, a fifth off the rest."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -107,6 +111,7 @@ def uci(
                 data_dir=data_dir,
                 deadline=deadline,
                 progress=False if quiet or as_json else None,
+                compile_steps=compile_steps,
                 report=report,
             )
         except KeyboardInterrupt:

@@ -4,7 +4,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -158,6 +158,7 @@ def run_cells(
     data_dir: Path | None = None,
     deadline: float | None = None,
     progress: bool | None = None,
+    compile_steps: bool = False,
     report: Callable[[Cell, list[dict[str, Any]]], None] = lambda cell, rows: None,
 ) -> bool:
     """Fill a store with what it lacks.
@@ -172,6 +173,7 @@ def run_cells(
         deadline: A time of :func:`time.monotonic` at which to stop; the state of a cell is kept, and the next call
             goes on with it.
         progress: Whether to show a progress bar; by default on a terminal.
+        compile_steps: Whether torch compiles them, see :class:`~deepwishart.training.TrainingConfig`.
         report: Called with the rows of every pass that was finished.
 
     Returns:
@@ -182,7 +184,7 @@ def run_cells(
         known = [split for split in splits if split < UCI[dataset].splits]
         with store.claim(cell, known) as mine:
             if mine:
-                rows = run_cell(store, cell, mine, recipe, device, data_dir, deadline, progress)
+                rows = run_cell(store, cell, mine, recipe, device, data_dir, deadline, progress, compile_steps)
                 if rows is None:
                     return False
                 report(cell, rows)
@@ -198,6 +200,7 @@ def run_cell(
     data_dir: Path | None = None,
     deadline: float | None = None,
     progress: bool | None = None,
+    compile_steps: bool = False,
 ) -> list[dict[str, Any]] | None:
     """Train splits of a cell at once and store what they reach; ``None`` if time ran out before the end."""
     if deadline is not None and time.monotonic() >= deadline:
@@ -212,7 +215,7 @@ def run_cell(
         model,
         data.X,
         data.Y,
-        recipe.training(data.X.shape[1]),
+        replace(recipe.training(data.X.shape[1]), compile=compile_steps),
         seed=recipe.seed,
         checkpoint=checkpoint,
         resume=True,
@@ -222,7 +225,8 @@ def run_cell(
     if history.stopped == "callback":
         return None
     metrics = evaluate(model, data, recipe.num_test_samples, recipe.seed)
-    rows = [{**_describe(cell, splits, recipe, device, timer), **row} for row in _rows(splits, metrics, history)]
+    described = _describe(cell, splits, recipe, device, timer, compile_steps)
+    rows = [{**described, **row} for row in _rows(splits, metrics, history)]
     store.add(rows)
     checkpoint.unlink(missing_ok=True)
     return rows
@@ -268,14 +272,16 @@ def _rows(splits: Sequence[int], metrics: dict[str, Tensor], history: History) -
         }
 
 
-def _describe(cell: Cell, splits: Sequence[int], recipe: Recipe, device: torch.device, timer: _Timer) -> dict[str, Any]:
+def _describe(
+    cell: Cell, splits: Sequence[int], recipe: Recipe, device: torch.device, timer: _Timer, compile_steps: bool
+) -> dict[str, Any]:
     return {
         **cell._asdict(),
         "config": json.dumps(asdict(recipe), sort_keys=True),
         "trained_with": " ".join(str(split) for split in splits),
         "ms_per_step": timer.ms_per_step,
         "deepwishart": __version__,
-        "torch": torch.__version__,
+        "torch": f"{torch.__version__}, compiled" if compile_steps else torch.__version__,
         "python": platform.python_version(),
         "machine": describe_machine(device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),

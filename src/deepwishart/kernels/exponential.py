@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["exp_of_product", "project_exp_of_product", "thin_factors"]
+__all__ = ["exp_of_product", "project", "project_exp_of_product", "pull_back_projection", "thin_factors"]
 
 
 def thin_factors(
@@ -83,13 +83,41 @@ class _ProjectExpOfProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, P: Tensor, p: Tensor, W: Tensor, X: Tensor, cap: Tensor) -> tuple[Tensor, Tensor]:
         k = (P @ p).clamp_(max=cap).exp_()
-        a = W @ k
-        ctx.save_for_backward(P, p, W, X, k, a)
-        return X.mT @ a, (a * a).sum(-2)
+        maps, seen = project(W, X.mT @ W, k)
+        ctx.save_for_backward(P, p, maps, X, k, seen)
+        M = W.shape[-2]
+        a = seen[..., :M, :]
+        return seen[..., M:, :], (a * a).sum(-2)
 
     @staticmethod
     def backward(ctx: Any, mean_bar: Tensor, norms_bar: Tensor) -> tuple[Tensor | None, ...]:
-        P, p, W, X, k, a = ctx.saved_tensors
-        a_bar = torch.addcmul(X @ mean_bar, a, 2 * norms_bar[..., None, :])
-        E = (W.mT @ a_bar).mul_(k)
-        return E @ p.mT, P.mT @ E, a_bar @ k.mT, a @ mean_bar.mT, None
+        P, p, maps, X, k, seen = ctx.saved_tensors
+        M = X.shape[-2]
+        seen_bar, k_bar = pull_back_projection(maps, seen, norms_bar, mean_bar)
+        E = k_bar.mul_(k)
+        maps_bar = seen_bar @ k.mT
+        XW_bar = maps_bar[..., M:, :]
+        W_bar = maps_bar[..., :M, :] + X @ XW_bar
+        return E @ p.mT, P.mT @ E, W_bar, maps[..., :M, :] @ XW_bar.mT, None
+
+
+def project(W: Tensor, means: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """W on top of the maps of points to their means, and both applied to k.
+
+    Together, since by themselves the few rows of the means would cost one more pass over k.
+    """
+    maps = torch.cat([W, means], -2)
+    return maps, maps @ k
+
+
+def pull_back_projection(maps: Tensor, seen: Tensor, norms_bar: Tensor, mean_bar: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of what :func:`project` saw and of k, from those of ‖(Wk)_t‖² and of the means."""
+    M = seen.shape[-2] - mean_bar.shape[-2]
+    a, scale = seen[..., :M, :], (2 * norms_bar)[..., None, :]
+    if torch.compiler.is_compiling():  # it cannot write into a part of a tensor, and makes one pass of this
+        seen_bar = torch.cat([a * scale, mean_bar], -2)
+    else:
+        seen_bar = torch.empty_like(seen)
+        torch.mul(a, scale, out=seen_bar[..., :M, :])
+        seen_bar[..., M:, :] = mean_bar
+    return seen_bar, maps.mT @ seen_bar

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel, SquaredExponential
-from deepwishart.kernels.exponential import thin_factors
+from deepwishart.kernels.exponential import project, pull_back_projection, thin_factors
 from deepwishart.linalg import inverse_tril
 
 __all__ = ["Fusable", "Layout", "fusable", "output_step", "whitened_step", "wishart_step"]
@@ -217,12 +217,12 @@ class _WishartStep(torch.autograd.Function):
         D = (J @ C).mul_(df**0.5)
         DH = D @ _share(H, B)
         F_w = (D @ T).mul_(df**-0.5)
-        a = J @ kernel.k
-        mean = (F_w.mT @ J) @ kernel.k
+        maps, seen = project(J, F_w.mT @ J, kernel.k)
+        a = seen[:, :M]
         logdet = half_logdet_Psi - half_logdet_K + 0.5 * M * math.log(df)
-        ctx.save_for_backward(*kernel, tt, jitter, rest, T, J, C, C_inverse, D, DH, F_w, a)
+        ctx.save_for_backward(*kernel, tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w, seen)
         ctx.df = df
-        return C @ T, mean, _known(a, logdet), (D * DH).sum((-2, -1)), logdet
+        return C @ T, seen[:, M:], _known(a, logdet), (D * DH).sum((-2, -1)), logdet
 
     @staticmethod
     @once_differentiable
@@ -230,15 +230,16 @@ class _WishartStep(torch.autograd.Function):
         ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor, trace_bar: Tensor, logdet_bar: Tensor
     ) -> tuple[Tensor | None, ...]:
         kernel = _KernelMatrices(*ctx.saved_tensors[:7])
-        tt, jitter, rest, T, J, C, C_inverse, D, DH, F_w, a = ctx.saved_tensors[7:]
-        B, R, root = T.shape[0], rest.shape[0], ctx.df**0.5
+        tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w, seen = ctx.saved_tensors[7:]
+        (B, M), R, root = T.shape[:2], rest.shape[0], ctx.df**0.5
+        J = maps[:, :M]
         trace_bar = trace_bar[..., None, None]
 
         # ‖a‖² and the means F_wᵀa, with a = Jk. Of J̄ no more is needed than J̄Jᵀ.
-        a_bar = a * (2 * explained_bar)[..., None, :]
-        F_w_bar = (mean_bar @ a.mT).mT
-        JJ_bar = (a_bar @ a.mT).baddbmm_(F_w, F_w_bar.mT)
-        k_bar = (J.mT @ a_bar).baddbmm_(J.mT @ F_w, mean_bar)
+        seen_bar, k_bar = pull_back_projection(maps, seen, explained_bar, mean_bar)
+        against_a = seen_bar @ seen[:, :M].mT
+        F_w_bar = against_a[:, M:].mT
+        JJ_bar = against_a[:, :M].baddbmm(F_w, F_w_bar.mT)
 
         # tr(DHDᵀ) and F_w = DT/√ν, with D = √ν JC; F = CT. Of C̄ no more is needed than CᵀC̄.
         D_bar = (DH * (2 * trace_bar)).baddbmm_(F_w_bar, T.mT, alpha=1 / root)
@@ -272,28 +273,28 @@ class _WhitenedStep(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
         L, J, half_logdet_K = _inverse_factor(kernel.K)
-        F_w = T * df**-0.5
-        a = J @ kernel.k
-        mean = (F_w.mT @ J) @ kernel.k
-        ctx.save_for_backward(*kernel, tt, jitter, L, J, F_w, a)
+        M, F_w = T.shape[1], T * df**-0.5
+        maps, seen = project(J, F_w.mT @ J, kernel.k)
+        ctx.save_for_backward(*kernel, tt, jitter, L, maps, F_w, seen)
         ctx.df = df
-        return L @ F_w, mean, _known(a, half_logdet_K)
+        return L @ F_w, seen[:, M:], _known(seen[:, :M], half_logdet_K)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor) -> tuple[Tensor | None, ...]:
         kernel = _KernelMatrices(*ctx.saved_tensors[:7])
-        tt, jitter, L, J, F_w, a = ctx.saved_tensors[7:]
+        tt, jitter, L, maps, F_w, seen = ctx.saved_tensors[7:]
+        M = F_w.shape[1]
 
         # F = L F_w, ‖a‖² and the means F_wᵀa, with a = Jk. Of L̄ and J̄ no more is needed than LᵀL̄ − J̄Jᵀ.
-        a_bar = a * (-2 * explained_bar)[..., None, :]
-        against_a = (mean_bar @ a.mT).mT
+        seen_bar, k_bar = pull_back_projection(maps, seen, explained_bar, mean_bar)
+        against_a = seen_bar @ seen[:, :M].mT
+        F_w_bar = against_a[:, M:].mT
         L_F_bar = L.mT @ F_bar
-        inner = (a_bar @ a.mT).baddbmm_(F_w, against_a.mT, alpha=-1).baddbmm_(L_F_bar, F_w.mT)
-        k_bar = (J.mT @ a_bar).neg_().baddbmm_(J.mT @ F_w, mean_bar)
-        K_bar = _pull_back_factor(J, inner, torch.zeros_like(tt[:, 0]))
+        inner = against_a[:, :M].baddbmm(F_w, F_w_bar.mT).neg_().baddbmm_(L_F_bar, F_w.mT)
+        K_bar = _pull_back_factor(maps[:, :M], inner, torch.zeros_like(tt[:, 0]))
         below = kernel.pull_back(K_bar, k_bar, tt, jitter)
-        return *below, None, (L_F_bar + against_a) * ctx.df**-0.5, None
+        return *below, None, (L_F_bar + F_w_bar) * ctx.df**-0.5, None
 
 
 class _OutputStep(torch.autograd.Function):
@@ -321,26 +322,27 @@ class _OutputStep(torch.autograd.Function):
         z = W.mT @ (W @ _share(v, B))
         trace = (H_inverse * H_inverse).sum((-2, -1)) - M
         kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
-        b = W @ kernel.k
-        ctx.save_for_backward(*kernel, tt, jitter, ell, v, K_ell, H_inverse, W, z, b)
-        return z.mT @ kernel.k, _known(b, half_logdet), kl
+        maps, seen = project(W, z.mT, kernel.k)
+        ctx.save_for_backward(*kernel, tt, jitter, ell, v, K_ell, H_inverse, maps, z, seen)
+        return seen[:, M:], _known(seen[:, :M], half_logdet), kl
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_bar: Tensor, explained_bar: Tensor, kl_bar: Tensor) -> tuple[Tensor | None, ...]:
         kernel = _KernelMatrices(*ctx.saved_tensors[:7])
-        tt, jitter, ell, v, K_ell, H_inverse, W, z, b = ctx.saved_tensors[7:]
-        B, R, columns = W.shape[0], ell.shape[0], v.shape[-1]
+        tt, jitter, ell, v, K_ell, H_inverse, maps, z, seen = ctx.saved_tensors[7:]
+        (B, M), R, columns = z.shape[:2], ell.shape[0], v.shape[-1]
+        W = maps[:, :M]
         ell_s, v_s, weight = _share(ell, B), _share(v, B), kl_bar[..., None, None]
 
         # ‖b‖² with b = Wk, and the means zᵀk.
-        b_bar = b * (2 * explained_bar)[..., None, :]
-        k_bar = (W.mT @ b_bar).baddbmm_(z, mean_bar)
+        seen_bar, k_bar = pull_back_projection(maps, seen, explained_bar, mean_bar)
+        maps_bar = seen_bar @ kernel.k.mT
 
         # z = WᵀWv, which also enters the divergence, as ½zᵀKz.
-        z_bar = torch.addcmul((mean_bar @ kernel.k.mT).mT, kernel.K @ z, weight)
+        z_bar = torch.addcmul(maps_bar[:, M:].mT, kernel.K @ z, weight)
         W_z_bar = W @ z_bar
-        W_bar = (b_bar @ kernel.k.mT).baddbmm_(W @ v_s, z_bar.mT) + W_z_bar @ v_s.mT
+        W_bar = maps_bar[:, :M].baddbmm(W @ v_s, z_bar.mT) + W_z_bar @ v_s.mT
         v_bar = _total(W.mT @ W_z_bar, R)
 
         # W = H⁻¹ℓᵀ, where H Hᵀ = I + ℓᵀKℓ; and ½c‖H⁻¹‖² + cΣ log H_ii.

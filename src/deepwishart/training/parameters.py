@@ -30,13 +30,16 @@ class FlatParameters:
         self.num_replicas = batch_shape.numel()
         self.shapes = {name: tuple(parameter.shape) for name, parameter in named}
         self.values = self.join([parameter.detach() for parameter in self.parameters])
-        sizes = [parameter.numel() // self.num_replicas for parameter in self.parameters]
-        for parameter, columns in zip(self.parameters, self.values.split(sizes, -1), strict=True):
+        for parameter, columns in zip(self.parameters, self.split(self.values), strict=True):
             parameter.data = columns.view(parameter.shape)
 
     def join(self, tensors: list[Tensor]) -> Tensor:
         """Tensors shaped like the parameters, as one matrix (R, n)."""
         return torch.cat([tensor.reshape(self.num_replicas, -1) for tensor in tensors], -1)
+
+    def split(self, matrix: Tensor) -> tuple[Tensor, ...]:
+        """The columns (R, …) of a matrix (R, n) that belong to each parameter."""
+        return matrix.split([parameter.numel() // self.num_replicas for parameter in self.parameters], -1)
 
     def gradient(self, loss: Tensor) -> Tensor:
         """Of a sum over replicas, shape ``(R, n)``."""
