@@ -258,8 +258,7 @@ def compare(name: str, depth: int, device: str, replicas: int, rounds: int, step
     for method in ("gw", "a-gw", "ab-gw"):
         field[method] = Contestant(method, shape, depth, device, initialisation="prior")
     field["whitened"] = Contestant("a-gw", shape, depth, device, initialisation="whitened")
-    if device == "cpu":
-        field["compiled"] = Contestant("a-gw", shape, depth, device, initialisation="prior", is_compiled=True)
+    field["compiled"] = Contestant("a-gw", shape, depth, device, initialisation="prior", is_compiled=True)
     if replicas == 1 and device == "cpu":
         field |= {peer: Contestant(peer, shape, depth, device) for peer in PEERS}
     field = {contestant: step for contestant, step in field.items() if step.is_there}

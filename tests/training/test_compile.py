@@ -34,7 +34,8 @@ def test_a_compiled_step_is_the_step_and_can_be_resumed(tmp_path: Path, monkeypa
         return call
 
     monkeypatch.setattr(torch, "compile", counted)
-    for steps, compiled, file in ((12, False, None), (12, True, None), (6, True, "run"), (12, True, "run")):
+    plans = [(12, False, None), (12, True, None), (6, True, "same"), (12, True, "same"), (6, False, "other")]
+    for steps, compiled, file in [*plans, (12, True, "other")]:
         model = model_for(X, Y, "a-gw", depth=2)
         config = TrainingConfig(
             num_steps=12, num_samples=3, batch_size=20, check_every=3, schedule="constant", compile=compiled
@@ -46,10 +47,10 @@ def test_a_compiled_step_is_the_step_and_can_be_resumed(tmp_path: Path, monkeypa
 
         train(model, X, Y, config, checkpoint=checkpoint, resume=True, callbacks=[is_time])
         runs.append(parameters(model))
-    plain, whole, _, resumed = runs
-    torch.testing.assert_close(whole, plain, rtol=1e-9, atol=1e-9)
+    plain, whole, _, resumed, _, compiled_later = runs
+    torch.testing.assert_close([whole, compiled_later], [plain, plain], rtol=1e-9, atol=1e-9)
     assert torch.equal(resumed, whole)
-    assert calls == 13 + 7 + 7  # the first one of each to compare it with what was compiled
+    assert calls == 13 + 7 + 7 + 7  # the first one of each to compare it with what was compiled
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about itself
@@ -114,7 +115,7 @@ def test_where_torch_cannot_compile_the_error_says_what_to_do(monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["layers.0.posterior.V", "output.kernel.log_height", "the bound"])
 def test_a_compiler_that_computes_something_else_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost gradient has been seen twice, with two patterns of changes in place."""
+    """torch 2.11 has lost gradients without a word."""
 
     def wrong(function: Any, **_: Any) -> Any:
         def call(model: Any, *drawn: Any) -> Any:

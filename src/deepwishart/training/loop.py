@@ -311,7 +311,8 @@ class Trainer:
             data = fingerprint(self.step.X, self.step.Y, *weights, *(self.held_out or ()))
             self._digests = {"model": self._describe_model(), "data set": data}
         config = self.config.to_dict()
-        del config["checkpoint_seconds"]  # may change: it does not change the result
+        for name in ("checkpoint_seconds", "compile"):  # may change: neither changes a result, but for rounding
+            del config[name]
         return {"configuration": config, "seed": self.seed, **self._digests}
 
     def _describe_model(self) -> dict[str, Any]:

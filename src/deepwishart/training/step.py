@@ -122,7 +122,7 @@ class TrainingStep:
         return bound.detach(), self.flat.gradient(-bound.sum())
 
     def _compile(self) -> None:
-        """Let torch compile the ELBO, and compare: versions of torch have lost gradients in silence."""
+        """Let torch compile the ELBO, and compare: torch 2.11 has lost gradients without a word."""
         state = self.generator.get_state()
         drawn = self._draw()
         self.generator.set_state(state)
