@@ -107,10 +107,10 @@ def _fit_gps(
 
 
 def _fit_gp(X: np.ndarray, Y: np.ndarray, num_starts: int, choose_by: Criterion, seed: int) -> list[np.ndarray]:
-    """In arrays, which unlike tensors can be passed between processes of any kind."""
+    """In arrays, which unlike tensors can be passed between processes of any kind; large ones arrive read-only."""
     generator = torch.Generator().manual_seed(seed)
     gp = fit_shallow_gp(
-        torch.from_numpy(X), torch.from_numpy(Y), num_starts=num_starts, choose_by=choose_by, generator=generator
+        torch.tensor(X), torch.tensor(Y), num_starts=num_starts, choose_by=choose_by, generator=generator
     )
     return [part.numpy() for part in gp]
 
