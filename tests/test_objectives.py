@@ -93,6 +93,17 @@ def test_an_empty_batch_is_refused() -> None:
         elbo(deep_wishart_process(X, y), X[:0], y[:0], num_data=5)
 
 
+@pytest.mark.parametrize("kernel", ["squared-exponential", "matern-5/2"])
+@pytest.mark.parametrize("method", METHODS)
+def test_marginals_do_not_keep_what_they_are_made_from(method: str, kernel: str) -> None:
+    """Else all chunks of a prediction would keep their matrices of inducing points by rows."""
+    X, y = data(20)
+    model = build(method, X, y, depth=2, num_inducing=6, kernel=kernel)
+    mean, variance, _ = model(X, model.draw_noise(5, 1, generator(0))).marginals
+    for values in (mean, variance):
+        assert values.untyped_storage().nbytes() <= values.nbytes
+
+
 def test_prediction_checks_its_chunks() -> None:
     X, y = data(5, 2)
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):

@@ -91,6 +91,8 @@ def test_each_model_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
         for num_inducing in (3, 4):
             train(model_for(X, Y, depth=1, num_inducing=num_inducing), X, Y, config)
+    with pytest.raises(ValueError, match="constraint"):  # which torch.compile leaves unchecked
+        torch.distributions.Normal(0.0, -1.0)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about itself
@@ -113,17 +115,20 @@ def test_where_torch_cannot_compile_the_error_says_what_to_do(monkeypatch: pytes
         train(model_for(X, Y), X, Y, config)
 
 
-@pytest.mark.parametrize("name", ["layers.0.posterior.V", "output.kernel.log_height", "the bound"])
+@pytest.mark.parametrize("name", ["layers.0.posterior.V", "output.kernel.log_height", "the bound", "divergence"])
 def test_a_compiler_that_computes_something_else_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.11 has lost gradients without a word."""
 
     def wrong(function: Any, **_: Any) -> Any:
         def call(model: Any, *drawn: Any) -> Any:
+            if name == "divergence":
+                *others, kl_weight, weights = drawn
+                return function(model, *others, 1.1 * kl_weight, weights)
             bound = function(model, *drawn)
             if name == "the bound":
-                return 1.01 * bound
+                return 1.1 * bound
             parameter = model.get_parameter(name)
-            return bound + 0.01 * bound.detach().abs() * (parameter - parameter.detach()).sum()
+            return bound + 0.1 * bound.detach().abs() * (parameter - parameter.detach()).sum()
 
         return call
 
@@ -131,6 +136,7 @@ def test_a_compiler_that_computes_something_else_is_found_out(name: str, monkeyp
     model = model_for(X, Y)
     before = parameters(model).clone()
     monkeypatch.setattr(torch, "compile", wrong)
-    with pytest.raises(RuntimeError, match=rf"{name} differs by .*%. Set compile=False"):
-        train(model, X, Y, TrainingConfig(num_steps=2, compile=True))
+    expected = "inducing_inputs" if name == "divergence" else name
+    with pytest.raises(RuntimeError, match=rf"{expected} differs by .*%. Set compile=False"):
+        train(model, X, Y, TrainingConfig(num_steps=20, annealing_steps=10, compile=True))
     assert torch.equal(parameters(model), before)

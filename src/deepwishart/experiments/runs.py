@@ -173,7 +173,8 @@ def run_cells(
         deadline: A time of :func:`time.monotonic` at which to stop; the state of a cell is kept, and the next call
             goes on with it.
         progress: Whether to show a progress bar; by default on a terminal.
-        compile_steps: Whether torch compiles them, see :class:`~deepwishart.training.TrainingConfig`.
+        compile_steps: Whether torch compiles them, see :class:`~deepwishart.training.TrainingConfig`. The store says
+            so of a cell that was finished like this.
         report: Called with the rows of every pass that was finished.
 
     Returns:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 __all__ = ["exp_of_product", "project", "project_exp_of_product", "pull_back_projection", "thin_factors"]
 
@@ -90,6 +91,7 @@ class _ProjectExpOfProduct(torch.autograd.Function):
         return seen[..., M:, :], (a * a).sum(-2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, mean_bar: Tensor, norms_bar: Tensor) -> tuple[Tensor | None, ...]:
         P, p, maps, X, k, seen = ctx.saved_tensors
         M = X.shape[-2]
@@ -114,7 +116,7 @@ def pull_back_projection(maps: Tensor, seen: Tensor, norms_bar: Tensor, mean_bar
     """Gradients of what :func:`project` saw and of k, from those of ‖(Wk)_t‖² and of the means."""
     M = seen.shape[-2] - mean_bar.shape[-2]
     a, scale = seen[..., :M, :], (2 * norms_bar)[..., None, :]
-    if torch.compiler.is_compiling():  # it cannot write into a part of a tensor, and makes one pass of this
+    if torch.compiler.is_compiling():  # it refuses out= into a part of a tensor, and makes one pass of this
         seen_bar = torch.cat([a * scale, mean_bar], -2)
     else:
         seen_bar = torch.empty_like(seen)

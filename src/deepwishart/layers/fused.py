@@ -324,7 +324,7 @@ class _OutputStep(torch.autograd.Function):
         kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
         maps, seen = project(W, z.mT, kernel.k)
         ctx.save_for_backward(*kernel, tt, jitter, ell, v, K_ell, H_inverse, maps, z, seen)
-        return seen[:, M:], _known(seen[:, :M], half_logdet), kl
+        return seen[:, M:].clone(), _known(seen[:, :M], half_logdet), kl  # predictions must not keep all of it
 
     @staticmethod
     @once_differentiable
