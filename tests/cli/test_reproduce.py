@@ -88,6 +88,16 @@ def test_steps_can_be_compiled_and_the_store_says_so(place: Path, monkeypatch: p
     assert compiled["elbo"] == pytest.approx(plain["elbo"], rel=1e-6)
 
 
+def test_what_cannot_be_compiled_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *drawn: 2 * function(*drawn))
+    cell = ["--dataset", "yacht", "--depth", "2", "--method", "a-gw", "--splits", "0", "--device", "cpu"]
+    result = invoke("uci", *cell, *QUICK, "--compile")
+    assert result.exit_code == 1
+    assert "the bound differs by 100.0%" in result.stderr
+    assert "leave out --compile" in " ".join(result.stderr.split())
+    assert invoke("uci", *cell, *QUICK).exit_code == 0
+
+
 def test_run_times_are_measured_here(place: Path) -> None:
     arguments = ["--dataset", "yacht", "--depth", "2", "--inducing", "8", "--device", "cpu", "--out", "runtime.md"]
     result = invoke("runtime", *arguments)

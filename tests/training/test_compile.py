@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributions import Distribution
 
 from deepwishart import train
 from deepwishart.likelihoods import HeteroscedasticGaussian, StudentT
@@ -16,6 +17,12 @@ from tests.distributions.instances import generator
 from tests.training.instances import data, model_for, parameters
 
 HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+
+@pytest.fixture(autouse=True)
+def validation_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is again after each test: torch.compile turns it off for the whole process."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")

@@ -72,12 +72,13 @@ def errors_are_explained() -> Iterator[None]:
     from deepwishart.files import ModelFileError
     from deepwishart.training.checkpoint import CheckpointError
     from deepwishart.training.health import TrainingError
+    from deepwishart.training.step import CompilationError
 
     try:
         yield
     except (ModelFileError, CheckpointError, ValueError) as error:  # TableError is a ValueError
         fail(str(error))
-    except TrainingError as error:
+    except (CompilationError, TrainingError) as error:
         fail(str(error), FAILED)
     except OSError as error:
         fail(f"{error.strerror or error}: {error.filename or ''}")

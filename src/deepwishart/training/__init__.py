@@ -7,12 +7,14 @@ from deepwishart.training.config import Schedule, TrainingConfig
 from deepwishart.training.health import TrainingError
 from deepwishart.training.history import Event, History
 from deepwishart.training.loop import train
+from deepwishart.training.step import CompilationError
 
 __all__ = [
     "Adam",
     "Callback",
     "Check",
     "CheckpointError",
+    "CompilationError",
     "Event",
     "History",
     "Schedule",

@@ -71,6 +71,7 @@ def train(
         The history of the run. A replica that could not be saved is in ``retired``, with a warning.
 
     Raises:
+        CompilationError: If torch cannot compile the step, and was to.
         TrainingError: If no replica could be saved; the model keeps the last good state.
         CheckpointError: If the checkpoint is there and ``resume`` is not set, or it belongs to another run.
     """
