@@ -9,11 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deepwishart import objectives
 from deepwishart.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian, Poisson, StudentT
 from deepwishart.models import (
     deep_wishart_process,
 )
-from deepwishart.objectives import _chunk_size, elbo, predict, predict_in_chunks, predictive_log_likelihood
+from deepwishart.objectives import (
+    _chunk_size,
+    _samples_by_pass,
+    elbo,
+    predict,
+    predict_in_chunks,
+    predictive_log_likelihood,
+)
 from tests.distributions.instances import generator
 from tests.layers.instances import perturb
 from tests.model_instances import METHODS, build, data
@@ -166,3 +174,26 @@ def test_chunks_are_small_where_a_likelihood_has_many_nodes() -> None:
     few = build("gw", X, X[:, :1], num_inducing=10)
     assert _chunk_size(many, 50, None) * 5 < _chunk_size(few, 50, None)
     assert _chunk_size(many, 50, 7) == 7
+
+
+@pytest.mark.parametrize("method", ["a-gw", "dgp", "diwp"])
+def test_samples_that_do_not_fit_into_one_pass_are_drawn_in_several(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, Y = data(30)
+    model, X_new = build(method, X, Y, num_inducing=8), data(11)[0]
+    assert _samples_by_pass(model, 7) == [7]
+    # Room for four times three matrices of eight inducing points.
+    monkeypatch.setattr(objectives, "_CHUNK_BYTES", 4 * 8 * 3 * 8 * 8)
+    counts, source = _samples_by_pass(model, 7), generator(1)
+    assert counts == [3, 3, 1]
+    parts = [model(X_new, model.draw_noise(count, 1, source)).marginals for count in counts]
+    expected = torch.cat([model.likelihood.predict(part.mean, part.variance).distribution.mean for part in parts], 1)
+    found = predict(model, X_new, 7, generator(1)).components.mean
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(predict(model, X_new[:2], 7, generator(1), 1).components.mean, found[:, :, :2])
+
+
+def test_a_model_of_depth_1_needs_one_pass() -> None:
+    X, Y = data(30)
+    assert _samples_by_pass(build("gw", X, Y, depth=1), 10_000) == [10_000]

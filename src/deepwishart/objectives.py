@@ -123,7 +123,7 @@ def predict(
         X: Shape ``(*batch, N, D)``.
         num_samples: Posterior samples.
         generator: Source of randomness; the same seed gives the same predictions.
-        chunk_size: Rows in one pass; by default as many as fit into a quarter of a gigabyte.
+        chunk_size: Rows at a time; by default as many as fit into a quarter of a gigabyte.
     """
     marginals = _all_marginals(model, X, num_samples, generator, chunk_size)
     with torch.no_grad():
@@ -180,24 +180,41 @@ def _marginals(
 ) -> Iterator[Marginals]:
     """Marginals of the latent functions, a chunk of rows at a time, all under one noise."""
     check_inputs(model, X, num_samples)
-    noise = model.draw_noise(num_samples, 1, generator)
+    noises = [model.draw_noise(count, 1, generator) for count in _samples_by_pass(model, num_samples)]
     for rows in X.split(_chunk_size(model, num_samples, chunk_size), -2):
         with torch.no_grad():
-            mean, variance, kl = model(rows, noise).marginals
-        # A model of depth 1 is analytic: one sample stands for all.
-        yield Marginals(mean, variance, kl) if model.layers else Marginals(mean[None], variance[None], kl[None])
+            parts = [model(rows, noise).marginals for noise in noises]
+            # A model of depth 1 is analytic: one sample stands for all.
+            join = torch.cat if model.layers else torch.stack
+            yield Marginals(*(join(part) for part in zip(*parts, strict=True)))
 
 
 def _chunk_size(model: DeepKernelProcess, num_samples: int, chunk_size: int | None) -> int:
-    """Rows in one pass, which makes some matrices of inducing points, or of a likelihood's nodes, by rows."""
+    """Rows of a chunk: as many as one sample, or the nodes of a likelihood for all samples, leave memory for.
+
+    Few passes are made for many rows, since each factorises the matrices of the inducing points anew.
+    """
     if chunk_size is None:
-        Z, likelihood = model.inducing_inputs, model.likelihood
+        likelihood = model.likelihood
         nodes = likelihood.get_buffer("nodes").shape[0] * likelihood.num_latents(model.num_outputs)
-        numbers_a_row = 4 * num_samples * model.batch_shape.numel() * max(Z.shape[-2], nodes)
-        return max(1, _CHUNK_BYTES // (numbers_a_row * Z.element_size()))
+        return _that_fit(model, max(model.inducing_inputs.shape[-2], num_samples * nodes))
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
     return chunk_size
+
+
+def _samples_by_pass(model: DeepKernelProcess, num_samples: int) -> list[int]:
+    """How many samples each pass draws; whatever the rows, so that predictions do not depend on those."""
+    if not model.layers:
+        return [num_samples]
+    M = model.inducing_inputs.shape[-2]
+    at_once = _that_fit(model, M * max(M, _chunk_size(model, num_samples, None)))
+    return [min(at_once, num_samples - begun) for begun in range(0, num_samples, at_once)]
+
+
+def _that_fit(model: DeepKernelProcess, numbers: int) -> int:
+    """How many things that need so many numbers for each replica, some four times, fit into a chunk's memory."""
+    return max(1, _CHUNK_BYTES // (4 * model.batch_shape.numel() * numbers * model.inducing_inputs.element_size()))
 
 
 def _all_marginals(

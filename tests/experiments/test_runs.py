@@ -70,6 +70,15 @@ def test_models_start_finite(data_dir: Path, method: str, gp_starts: int) -> Non
     assert elbo(model, data.X, data.Y, generator=generator(0)).isfinite().all()
 
 
+@pytest.mark.parametrize(("shared", "groups"), [(True, 1), (False, 6)])
+def test_features_of_a_deep_gp_have_one_precision_or_each_its_own(data_dir: Path, shared: bool, groups: int) -> None:
+    data = load_replicas("yacht", [0, 1], data_dir)
+    recipe = replace(SHORT, gp_starts=1, shared_precision=shared)
+    model = make_model(data, 3, "dgp", recipe, fit_gps("yacht", [0, 1], recipe, data_dir))
+    assert [len(layer.get_parameter("posterior.log_precision")[0]) for layer in model.layers] == [groups, groups]
+    assert elbo(model, data.X, data.Y, generator=generator(0)).isfinite().all()
+
+
 def test_a_plain_gp_can_be_fitted_to_what_another_process_only_lends() -> None:
     """joblib maps arrays of more than a megabyte into its workers, read-only; torch would warn."""
     X = np.random.default_rng(0).normal(size=(30, 2))
@@ -168,17 +177,19 @@ class Late(runs._Timer):
 def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
     paper = PRESETS["paper"]
     assert (paper.num_steps, paper.num_samples, paper.num_test_samples) == (20_000, 10, 100)
-    config = paper.training(500)
-    assert config.rows_per_step(500) == 500
+    config = paper.training
+    assert (config.rows_per_step(9_000), config.rows_per_step(41_000)) == (9_000, 10_000)
     assert config.learning_rate_factors()[9_999:10_001] == [1.0, 0.1]
     assert config.kl_weights()[500] == 0.5
-    assert paper.training(9_000).rows_per_step(9_000) == paper.batch_size
-    changed = paper.changed(["jitter=1e-6", "gp_starts=0", "schedule=cosine", "num_inducing=7"])
-    assert (changed.jitter, changed.gp_starts, changed.schedule, changed.num_inducing) == (1e-6, 0, "cosine", 7)
+    changed = paper.changed(["jitter=1e-6", "gp_starts=0", "num_inducing=7", "shared_precision=false"])
+    assert (changed.jitter, changed.gp_starts, changed.num_inducing) == (1e-6, 0, 7)
+    assert paper.shared_precision
+    assert not changed.shared_precision
     assert changed.config_hash != paper.config_hash
     assert paper.changed(changed.changes_from(paper)) == changed
     assert not paper.changes_from(paper)
     assert "7 inducing points" in changed.describe()
-    for wrong in ("jitter", "speed=2", "num_steps=many", "gp_starts=perhaps", "gp_choice=luck"):
+    assert "a precision for each feature" in changed.describe()
+    for wrong in ("jitter", "speed=2", "num_steps=many", "gp_starts=perhaps", "gp_choice=luck", "shared_precision=0"):
         with pytest.raises(ValueError, match=r"name=value|must be (of type|one of)"):
             paper.changed([wrong])

@@ -35,7 +35,8 @@ class Recipe:
         gp_choice: What makes one of its fits the best, ``"likelihood"`` or ``"prediction"``.
         noise: Variance of the noise to start from, where no GP has said.
         jitter: Relative to a kernel's mean diagonal.
-        batch_size: Rows a step of sets with more than 2,048 of them.
+        batch_size: Rows a step, or all if there are no more.
+        shared_precision: Whether the features of a hidden layer of a deep GP share one precision.
         seed: Of inducing inputs, batches and noise.
     """
 
@@ -50,7 +51,8 @@ class Recipe:
     gp_choice: Criterion = "likelihood"
     noise: float = 1.0
     jitter: float = default_jitter(torch.float64)
-    batch_size: int = 1_024
+    batch_size: int = 10_000
+    shared_precision: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,13 +82,13 @@ class Recipe:
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def training(self, num_data: int) -> TrainingConfig:
-        """For a set of so many rows."""
-        default = TrainingConfig()
+    @property
+    def training(self) -> TrainingConfig:
+        """How a model is trained."""
         return TrainingConfig(
             num_steps=self.num_steps,
             num_samples=self.num_samples,
-            batch_size=None if default.rows_per_step(num_data) == num_data else self.batch_size,
+            batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             schedule=self.schedule,
         )
@@ -95,18 +97,19 @@ class Recipe:
         """In a sentence, for the head of a table."""
         starts = f" (the best of {self.gp_starts} by {self.gp_choice})" if self.gp_starts > 1 else ""
         start = f"the fit of a plain GP{starts}" if self.gp_starts else f"noise {self.noise:g}"
+        apart = "" if self.shared_precision else ", in the DGP a precision for each feature"
         return (
             f"{self.num_steps:,} steps of Adam at {self.learning_rate:g} ({self.schedule} schedule), "
             f"{self.num_samples} samples to train and {self.num_test_samples} to test, {self.num_inducing} inducing "
             f"points, jitter {self.jitter:.1g}, initialisation “{self.initialisation}” from {start}, batches of "
-            f"{self.batch_size:,} rows for sets of more than 2,048, seed {self.seed}"
+            f"{self.batch_size:,} rows for larger sets, seed {self.seed}{apart}"
         )
 
 
 def _parse(name: str, text: str, kind: type) -> Any:
     try:
-        return kind(text)
-    except ValueError:
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
         raise ValueError(f"{name} must be of type {kind.__name__}, got {text!r}.") from None
 
 

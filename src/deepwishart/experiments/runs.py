@@ -78,7 +78,7 @@ def make_model(
         "generator": generator,
     }
     if method == "dgp":
-        model = deep_gaussian_process(data.X, data.Y, **options)
+        model = deep_gaussian_process(data.X, data.Y, shared_precision=recipe.shared_precision, **options)
     else:
         model = deep_wishart_process(data.X, data.Y, posterior=method, initialisation=recipe.initialisation, **options)
     if gp is not None:
@@ -216,7 +216,7 @@ def run_cell(
         model,
         data.X,
         data.Y,
-        replace(recipe.training(data.X.shape[1]), compile=compile_steps),
+        replace(recipe.training, compile=compile_steps),
         seed=recipe.seed,
         checkpoint=checkpoint,
         resume=True,
