@@ -194,6 +194,13 @@ def test_samples_that_do_not_fit_into_one_pass_are_drawn_in_several(
     torch.testing.assert_close(predict(model, X_new[:2], 7, generator(1), 1).components.mean, found[:, :, :2])
 
 
+def test_gradients_are_recorded_between_chunks() -> None:
+    X, Y = data(30)
+    for predictive in predict_in_chunks(build("gw", X, Y), X, 2, generator(0), 10):
+        assert torch.is_grad_enabled()
+        assert not predictive.mean.requires_grad
+
+
 def test_a_model_of_depth_1_needs_one_pass() -> None:
     X, Y = data(30)
     assert _samples_by_pass(build("gw", X, Y, depth=1), 10_000) == [10_000]

@@ -140,7 +140,8 @@ def predict_in_chunks(
     """:func:`predict`, a chunk of rows at a time, for tables whose samples would not fit into memory together."""
     for marginals in _marginals(model, X, num_samples, generator, chunk_size):
         with torch.no_grad():
-            yield Predictive(model.likelihood.predict(marginals.mean, marginals.variance))
+            components = model.likelihood.predict(marginals.mean, marginals.variance)
+        yield Predictive(components)
 
 
 def predictive_log_likelihood(
@@ -184,9 +185,9 @@ def _marginals(
     for rows in X.split(_chunk_size(model, num_samples, chunk_size), -2):
         with torch.no_grad():
             parts = [model(rows, noise).marginals for noise in noises]
-            # A model of depth 1 is analytic: one sample stands for all.
-            join = torch.cat if model.layers else torch.stack
-            yield Marginals(*(join(part) for part in zip(*parts, strict=True)))
+        # A model of depth 1 is analytic: one sample stands for all.
+        join = torch.cat if model.layers else torch.stack
+        yield Marginals(*(join(part) for part in zip(*parts, strict=True)))
 
 
 def _chunk_size(model: DeepKernelProcess, num_samples: int, chunk_size: int | None) -> int:
