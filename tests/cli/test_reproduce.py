@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from deepwishart.cli import app
+from deepwishart.experiments import runs
 from deepwishart.experiments.store import METRICS, read_results
 from tests.experiments.test_runs import make_data
 
@@ -86,6 +87,21 @@ def test_steps_can_be_compiled_and_the_store_says_so(place: Path, monkeypatch: p
     plain, compiled = (read_results(place / f"store{i}.sqlite").iloc[0] for i in range(2))
     assert compiled["torch"] == f"{plain['torch']}, compiled"
     assert compiled["elbo"] == pytest.approx(plain["elbo"], rel=1e-6)
+
+
+def test_too_little_memory_is_explained_and_the_cell_is_free_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    cell = ["--dataset", "yacht", "--depth", "2", "--method", "gw", "--splits", "0", "--device", "cpu"]
+    with monkeypatch.context() as small:
+        small.setattr(runs, "train", train)
+        result = invoke("uci", *cell, *QUICK)
+    assert result.exit_code == 1
+    assert "--splits 0-4" in result.stderr
+    assert "1 splits" in invoke("uci", *cell, *QUICK).output
 
 
 def test_what_cannot_be_compiled_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

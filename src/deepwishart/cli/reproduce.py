@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deepwishart.cli.app import (
+    FAILED,
     INTERRUPTED,
     Force,
     Json,
@@ -77,6 +78,8 @@ def uci(
     All splits of a cell train at once. Cells that are in the store are skipped, interrupted ones go on where they were,
     and several processes with one store never do a cell twice.
     """
+    import torch
+
     from deepwishart.checks import find_device
     from deepwishart.data.uci import UCI
     from deepwishart.experiments.recipes import METHODS
@@ -116,6 +119,13 @@ def uci(
             )
         except KeyboardInterrupt:
             fail("Interrupted. What is finished is stored, and the same command goes on with the rest.", INTERRUPTED)
+        except torch.OutOfMemoryError:
+            fail(
+                "The device has too little memory for these splits at once. What is finished is stored. Train fewer at "
+                "a time, such as --splits 0-4 and then 5-9, or take fewer rows a step, --set batch_size=2048, which is "
+                "another recipe.",
+                FAILED,
+            )
     if as_json:
         print_json({"store": str(store), "complete": complete, "rows": finished})
     elif not complete:
