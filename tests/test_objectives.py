@@ -194,6 +194,15 @@ def test_samples_that_do_not_fit_into_one_pass_are_drawn_in_several(
     torch.testing.assert_close(predict(model, X_new[:2], 7, generator(1), 1).components.mean, found[:, :, :2])
 
 
+def test_a_pass_has_no_more_samples_than_its_rows_leave_room_for() -> None:
+    X, Y = data(80)
+    model = build("gw", X, Y, num_inducing=60)
+    counts = _samples_by_pass(model, 100)
+    assert sum(counts) == 100
+    assert 1 < counts[0] < 100
+    assert 4 * 8 * 60 * counts[0] * _chunk_size(model, 100, None) <= objectives._CHUNK_BYTES
+
+
 def test_gradients_are_recorded_between_chunks() -> None:
     X, Y = data(30)
     for predictive in predict_in_chunks(build("gw", X, Y), X, 2, generator(0), 10):

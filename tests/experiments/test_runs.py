@@ -178,11 +178,12 @@ def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
     paper = PRESETS["paper"]
     assert (paper.num_steps, paper.num_samples, paper.num_test_samples) == (20_000, 10, 100)
     config = paper.training
-    assert (config.rows_per_step(9_000), config.rows_per_step(41_000)) == (9_000, 10_000)
+    assert [config.rows_per_step(rows) for rows in (500, 9_000, 41_000)] == [500, 9_000, 10_000]
     assert config.learning_rate_factors()[9_999:10_001] == [1.0, 0.1]
     assert config.kl_weights()[500] == 0.5
-    changed = paper.changed(["jitter=1e-6", "gp_starts=0", "num_inducing=7", "shared_precision=false"])
-    assert (changed.jitter, changed.gp_starts, changed.num_inducing) == (1e-6, 0, 7)
+    changes = ["jitter=1e-6", "gp_starts=0", "schedule=cosine", "num_inducing=7", "shared_precision=false"]
+    changed = paper.changed(changes)
+    assert (changed.jitter, changed.gp_starts, changed.schedule, changed.num_inducing) == (1e-6, 0, "cosine", 7)
     assert paper.shared_precision
     assert not changed.shared_precision
     assert changed.config_hash != paper.config_hash
