@@ -124,6 +124,7 @@ def test_of_several_maxima_the_one_that_predicts_best_is_taken() -> None:
 
 def test_repeated_rows_count_once_and_large_tables_are_sampled() -> None:
     X, Y = data(40)
+    Y = torch.cat([Y, Y], -1)
     repeated = (torch.cat([X, X]), torch.cat([Y + 0.3, Y - 0.3]))
     once, twice = (fit_shallow_gp(*rows, num_starts=1) for rows in ((X, Y), repeated))
     torch.testing.assert_close(twice.noise, once.noise + 0.3**2, rtol=1e-3, atol=0)
@@ -131,15 +132,23 @@ def test_repeated_rows_count_once_and_large_tables_are_sampled() -> None:
     assert fit_shallow_gp(X, Y, max_rows=10, generator=generator(0)).noise > 0
 
 
-def test_smooth_data_ask_for_fewer_inducing_points() -> None:
+@pytest.mark.parametrize(("lengthscale", "noise"), [(10.0, 0.1), (2.0, 0.1), (2.0, 0.01)])
+def test_inducing_points_are_enough_when_they_leave_a_tenth_of_the_noise(lengthscale: float, noise: float) -> None:
     X, _ = data(300)
-    counts = [
-        count_inducing(
-            X, ShallowGP(torch.full((3,), scale, dtype=X.dtype), *(X.new_tensor(v) for v in (1.0, noise))), 5
-        )
-        for scale, noise in ((10.0, 0.1), (2.0, 0.1), (2.0, 0.001), (0.1, 0.001))
-    ]
-    assert counts == sorted(counts)
-    assert counts[0] < 20
-    assert counts[-1] == 300
-    assert count_inducing(X[:7], ShallowGP(torch.ones(3), torch.tensor(1.0), torch.tensor(math.e))) == 7
+    gp = ShallowGP(torch.tensor([lengthscale, 1.0, 3.0], dtype=X.dtype), X.new_tensor(2.0), X.new_tensor(noise))
+    Z = X / gp.lengthscale
+    K = gp.variance * (-0.5 * ((Z[:, None] - Z) ** 2).sum(-1)).exp()
+    chosen: list[int] = []
+    left = K.diagonal()
+    while left.mean() > 0.1 * noise:
+        chosen.append(int(left.argmax()))
+        left = (K - K[:, chosen] @ torch.linalg.solve(K[chosen][:, chosen], K[chosen])).diagonal()
+    assert count_inducing(X, gp, least=5) == len(chosen)
+    assert 5 < len(chosen) < 100
+
+
+def test_there_are_no_more_inducing_points_than_asked_for_or_rows() -> None:
+    X, _ = data(300)
+    gp = ShallowGP(torch.full((3,), 0.1, dtype=X.dtype), X.new_tensor(1.0), X.new_tensor(1e-3))
+    assert count_inducing(X, gp, most=20) == 20
+    assert count_inducing(X[:7], gp) == 7
