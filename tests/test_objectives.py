@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from deepwishart import objectives
 from deepwishart.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian, Poisson, StudentT
@@ -18,6 +19,7 @@ from deepwishart.objectives import (
     _chunk_size,
     _samples_by_pass,
     elbo,
+    elbo_given_noise,
     predict,
     predict_in_chunks,
     predictive_log_likelihood,
@@ -47,6 +49,44 @@ def test_minibatches_are_unbiased(method: str, proofs: Proofs) -> None:
     proofs.z_scores(
         f"{method}: minibatch ELBO against the full batch", (d.mean() / (d.std() / repeats**0.5))[None], repeats
     )
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_that_are_dealt_out_are_seen_by_one_sample_each(
+    method: str, depth: int, batch: tuple[int, ...], is_weighted: bool
+) -> None:
+    X, y = data(15, batch=batch)
+    weights = torch.rand(*batch, 15, dtype=X.dtype, generator=generator(1)) if is_weighted else None
+    model = build(method, X, y, depth=depth, num_inducing=6)
+    perturb(model, 0.05)
+    noise = model.draw_noise(5, 15, generator(2), deal_rows=True)
+    found = elbo_given_noise(model, X, y, noise, 100, 0.7, weights, deal_rows=True)
+    alone = []
+    for sample in range(5):
+        rows = slice(sample, None, 5)
+
+        def its_own(values: Tensor, sample: int = sample, rows: slice = rows) -> Tensor:
+            own = values.narrow(values.shape.index(5), sample, 1)  # nothing else is five
+            return own[..., rows] if values.shape[-1] == 15 else own
+
+        counts = None if weights is None else weights[..., rows]
+        noise_of_it = tree_map(its_own, noise)
+        alone.append(elbo_given_noise(model, X[..., rows, :], y[..., rows, :], noise_of_it, 100, 0.7, counts))
+    torch.testing.assert_close(found, torch.stack(alone).mean(0), rtol=1e-10, atol=1e-10)
+
+
+def test_dealt_rows_count_like_others() -> None:
+    X, y = data(12)
+    model = build("gw", X, y, depth=2, num_inducing=6)
+    with pytest.raises(ValueError, match="12 rows cannot be dealt out evenly to 5 samples"):
+        elbo(model, X, y, num_samples=5, deal_rows=True)
+    bounds = [elbo(model, X, y, num_data=n, num_samples=3, generator=generator(0), deal_rows=True) for n in (12, None)]
+    assert bounds[0] == bounds[1]
+    sparse = build("gw", X, y, depth=1, num_inducing=6)
+    assert elbo(sparse, X, y, num_samples=5, deal_rows=True) == elbo(sparse, X, y)
 
 
 def test_the_elbo_counts_every_row_and_weighs_the_kl() -> None:

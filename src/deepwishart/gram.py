@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["AnyGram", "FeatureGram", "Gram", "gram_of_features"]
+__all__ = ["AnyGram", "FeatureGram", "Gram", "deal", "gram_of_features"]
 
 
 class Gram(NamedTuple):
@@ -65,6 +65,11 @@ class FeatureGram:
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.ii, self.it, self.tt))
 
+    def deal(self) -> "FeatureGram":
+        """Each of S samples, the first dimension, with points of its own: sample s keeps the points s, s + S, …"""
+        points, tt = (deal(x, len(x)).diagonal(dim1=0, dim2=1).movedim(-1, 0) for x in (self.points, self.tt))
+        return FeatureGram(self.inducing, points, tt)
+
     def __truediv__(self, divisor: float) -> "FeatureGram":
         """Every block divided by a positive number."""
         root = divisor**0.5
@@ -72,6 +77,11 @@ class FeatureGram:
 
 
 AnyGram = Gram | FeatureGram
+
+
+def deal(x: Tensor, hands: int) -> Tensor:
+    """The last dimension, whose size is a multiple of the hands, dealt out to them: (…, N) → (hands, …, N/hands)."""
+    return x.unflatten(-1, (-1, hands)).movedim(-1, 0)
 
 
 def gram_of_features(inducing: Tensor, points: Tensor) -> FeatureGram:

@@ -106,18 +106,37 @@ class DeepKernelProcess(nn.Module):
         return gram_of_features(self.inducing_inputs * inverse_lengthscale, X * inverse_lengthscale)
 
     def draw_noise(
-        self, num_samples: int, num_points: int, generator: torch.Generator | None = None
+        self, num_samples: int, num_points: int, generator: torch.Generator | None = None, deal_rows: bool = False
     ) -> tuple[Any, ...]:
-        """Noise of one pass: S samples, and noise of its own for each point, or one for all (``num_points=1``)."""
-        shape = torch.Size((num_samples, *self.batch_shape))
-        return tuple(layer.draw_noise(shape, num_points, generator) for layer in self.layers)  # type: ignore[operator]
+        """Noise of one pass.
 
-    def forward(self, X: Tensor, noise: tuple[Any, ...] = ()) -> ProcessOutput:
-        """Marginals of the latent functions at the rows of X, and the divergences, for noise of :meth:`draw_noise`."""
+        Args:
+            num_samples: S.
+            num_points: Points that have noise of their own; one for all if 1.
+            generator: Source of randomness.
+            deal_rows: As for :meth:`forward`.
+        """
+        shape = torch.Size((num_samples, *self.batch_shape))
+        dealt = num_points // num_samples if deal_rows else num_points
+        return tuple(
+            layer.draw_noise(shape, dealt if index else num_points, generator)  # type: ignore[operator]
+            for index, layer in enumerate(self.layers)
+        )
+
+    def forward(self, X: Tensor, noise: tuple[Any, ...] = (), deal_rows: bool = False) -> ProcessOutput:
+        """Marginals of the latent functions at the rows of X, and the divergences.
+
+        Args:
+            X: Shape ``(*batch, N, D)``.
+            noise: Of :meth:`draw_noise`.
+            deal_rows: Whether the rows are dealt out to the S samples, as :func:`deepwishart.gram.deal` does, so that
+                each is seen by one of them. The first layer, where samples have the same Gram matrix, sees all.
+        """
         gram, kls = self.input_gram(X), []
         draws = draw_ahead(self.layers, noise)
-        for layer, layer_noise, draw in zip(self.layers, noise, draws, strict=True):
+        for index, (layer, layer_noise, draw) in enumerate(zip(self.layers, noise, draws, strict=True)):
             gram, kl = layer(gram, layer_noise) if draw is None else layer(gram, layer_noise, draw)
+            gram = gram.deal() if deal_rows and index == 0 else gram
             kls.append(kl)
         return ProcessOutput(self.output(gram), tuple(kls))
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepwishart.gram import deal
 from deepwishart.layers import Marginals
 from deepwishart.likelihoods import one_component
 from deepwishart.models import DeepKernelProcess
@@ -36,6 +37,7 @@ def elbo(
     kl_weight: float | Tensor = 1.0,
     generator: torch.Generator | None = None,
     weights: Tensor | None = None,
+    deal_rows: bool = False,
 ) -> Tensor:
     r"""An unbiased estimate of the evidence lower bound, in nats, one for each replica.
 
@@ -51,13 +53,18 @@ def elbo(
         kl_weight: w, for annealing.
         generator: Source of randomness.
         weights: c, how often a row counts, shape ``(*batch, |b|)``; once by default.
+        deal_rows: Whether each row is seen by one sample instead of all, so that many more rows cost little more; their
+            number must be a multiple of that of the samples.
     """
     check_inputs(model, X, num_samples)
     Y = check_targets(model, X, Y)
     if not X.shape[-2]:
         raise ValueError("A batch must have at least one row, got none.")
-    noise = model.draw_noise(num_samples, X.shape[-2], generator)
-    return elbo_given_noise(model, X, Y, noise, num_data, kl_weight, weights)
+    deal_rows = deal_rows and bool(model.layers)
+    if deal_rows and X.shape[-2] % num_samples:
+        raise ValueError(f"{X.shape[-2]} rows cannot be dealt out evenly to {num_samples} samples.")
+    noise = model.draw_noise(num_samples, X.shape[-2], generator, deal_rows)
+    return elbo_given_noise(model, X, Y, noise, num_data, kl_weight, weights, deal_rows)
 
 
 def elbo_given_noise(
@@ -68,13 +75,18 @@ def elbo_given_noise(
     num_data: int | None = None,
     kl_weight: float | Tensor = 1.0,
     weights: Tensor | None = None,
+    deal_rows: bool = False,
 ) -> Tensor:
     """:func:`elbo`, for noise of :meth:`DeepKernelProcess.draw_noise` and without checks: a function to be compiled."""
-    output = model(X, noise)
-    fit = model.likelihood.expected_log_prob(Y, output.marginals.mean, output.marginals.variance)
+    output = model(X, noise, deal_rows)
+    mean, variance, _ = output.marginals
+    if deal_rows:
+        Y = deal(Y.mT, len(mean)).mT
+        weights = None if weights is None else deal(weights, len(mean))
+    fit = model.likelihood.expected_log_prob(Y, mean, variance)
     if weights is not None:
         fit = fit * weights
-    scale = 1.0 if num_data is None else num_data / X.shape[-2]
+    scale = (X.shape[-2] if num_data is None else num_data) / fit.shape[-1]
     bound = scale * fit.sum(-1) - kl_weight * output.kl
     return bound.mean(0) if model.layers else bound
 

@@ -29,12 +29,12 @@ def model_for(X: Tensor, Y: Tensor, method: str = "a-gw", **options: Any) -> Dee
 CONFIG = TrainingConfig(num_steps=40, num_samples=3, annealing_steps=5, check_every=10)
 
 
-@pytest.mark.parametrize("batch_size", [None, 20])
+@pytest.mark.parametrize(("batch_size", "deal_rows"), [(None, False), (None, True), (20, False), (20, True)])
 @pytest.mark.parametrize("method", ["gw", "a-gw", "ab-gw", "dgp", "diwp"])
-def test_a_graph_computes_what_eager_steps_compute(method: str, batch_size: int | None) -> None:
+def test_a_graph_computes_what_eager_steps_compute(method: str, batch_size: int | None, deal_rows: bool) -> None:
     """Same noise, same steps: the capture changes nothing but rounding."""
     X, Y = (tensor.cuda() for tensor in data(2))
-    config = TrainingConfig(num_steps=12, num_samples=3, annealing_steps=5, batch_size=batch_size)
+    config = TrainingConfig(num_steps=12, num_samples=3, annealing_steps=5, batch_size=batch_size, deal_rows=deal_rows)
     found = []
     for eager in (True, False):
         model = model_for(X, Y, method)

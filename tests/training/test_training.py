@@ -54,13 +54,15 @@ def test_a_gp_reaches_the_exact_marginal_likelihood() -> None:
 
 
 @pytest.mark.parametrize("method", ["a-gw", "dgp", "diwp"])
-@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize(("batch_size", "deal_rows"), [(None, False), (7, False), (7, True)])
 def test_replicas_in_one_pass_are_replicas_alone(
-    method: str, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+    method: str, batch_size: int | None, deal_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten steps under the same noise and batches."""
     R, (X, Y) = 3, data(3)
-    config = TrainingConfig(num_steps=10, num_samples=2, annealing_steps=3, batch_size=batch_size, check_every=5)
+    config = TrainingConfig(
+        num_steps=10, num_samples=2, annealing_steps=3, batch_size=batch_size, deal_rows=deal_rows, check_every=5
+    )
     together = model_for(X, Y, method)
     alone = [split(together, r) for r in range(R)]
     drawn: dict[str, list[Any]] = {"noise": [], "rand": []}

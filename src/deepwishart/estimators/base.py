@@ -35,6 +35,8 @@ _TOLERANCE, _PATIENCE = 1e-2, 3
 _MISFIT = 10.0
 # Of all steps, those for noise that varies.
 _SHARE_OF_VARYING_NOISE = 2 / 7
+# Rows that all samples see in every step; of more, so many are dealt out to the samples.
+_SHARED_ROWS, _DEALT_ROWS = 2_048, 4_096
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -50,7 +52,8 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         num_samples: Posterior samples a step.
         num_predict_samples: Posterior samples of a prediction.
         learning_rate: Of Adam.
-        batch_size: Rows a step; by default all of up to 2,048, else 1,024.
+        batch_size: Rows a step, all of which every sample sees; by default all rows of up to 2,048. Of more, 4,096 a
+            step are dealt out to the samples, so that each row is seen by one.
         n_replicas: Members of an ensemble, trained in one pass; predictions are those of their mixture.
         missing: What to do about missing values: ``"refuse"`` or ``"impute"``, with the median or the most frequent
             category.
@@ -230,10 +233,12 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         return model.to(self._device)
 
     def _train(self, inputs: Tensor, targets: Tensor, weights: Tensor | None, num_steps: int) -> History:
+        is_dealt = self.batch_size is None and inputs.shape[-2] > _SHARED_ROWS
         config = TrainingConfig(
             num_steps=num_steps,
             num_samples=self.num_samples,
-            batch_size=self.batch_size,
+            batch_size=_DEALT_ROWS if is_dealt else self.batch_size,
+            deal_rows=is_dealt,
             learning_rate=self.learning_rate,
             schedule="plateau",
             annealing_steps=0,

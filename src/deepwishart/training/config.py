@@ -30,6 +30,8 @@ class TrainingConfig:
         num_steps: Steps of Adam, at most.
         num_samples: Posterior samples a step.
         batch_size: Rows a step, drawn without replacement; by default all of up to 2,048, else 1,024.
+        deal_rows: Whether each row of a batch is seen by one posterior sample instead of all: many more rows then cost
+            little more. For large data, where it is rows and not samples that a gradient lacks.
         learning_rate: To start from.
         schedule: ``"paper"``, a tenth of it from half of the steps on; ``"cosine"``, down to a hundredth along a
             cosine; ``"plateau"``, a tenth of it for a replica whose ELBO has stopped rising; or ``"constant"``.
@@ -52,6 +54,7 @@ class TrainingConfig:
     num_steps: int = 5_000
     num_samples: int = 10
     batch_size: int | None = None
+    deal_rows: bool = False
     learning_rate: float = 1e-2
     schedule: Schedule = "cosine"
     annealing_steps: int | None = None
@@ -89,9 +92,13 @@ class TrainingConfig:
 
     def rows_per_step(self, num_data: int) -> int:
         """The size of a batch."""
-        if self.batch_size is None:
-            return num_data if num_data <= _FULL_BATCH_UP_TO else _BATCH
-        return min(self.batch_size, num_data)
+        default = num_data if num_data <= _FULL_BATCH_UP_TO else _BATCH
+        rows = min(default if self.batch_size is None else self.batch_size, num_data)
+        if not self.deal_rows:
+            return rows
+        if rows < self.num_samples:
+            raise ValueError(f"deal_rows needs a row for each of {self.num_samples} samples, got {rows} rows a step.")
+        return rows - rows % self.num_samples
 
     def learning_rate_factors(self) -> list[float]:
         """What the schedule makes of the learning rate at every step."""
