@@ -20,19 +20,16 @@ from tests.estimators.test_sklearn import QUICK, table
 def test_rows_of_large_tables_are_dealt_out_to_the_samples(
     rows: int, batch_size: int | None, expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stopped(Exception):
-        pass
-
     def train(_model: Any, _inputs: Any, _targets: Any, config: TrainingConfig, **_: Any) -> None:
         assert (config.rows_per_step(rows), config.deal_rows) == expected
-        raise Stopped
+        raise InterruptedError
 
     def gp(X: Tensor, *_: Any, **__: Any) -> ShallowGP:
         return ShallowGP(X.new_ones(X.shape[-1]), X.new_ones(()), X.new_ones(()))
 
     monkeypatch.setattr(base, "train", train)
     monkeypatch.setattr(base, "fit_shallow_gp", gp)
-    with pytest.raises(Stopped):
+    with pytest.raises(InterruptedError):
         DWPRegressor(**QUICK, batch_size=batch_size).fit(*table(rows))
 
 
