@@ -151,4 +151,5 @@ def test_there_are_no_more_inducing_points_than_asked_for_or_rows() -> None:
     X, _ = data(300)
     gp = ShallowGP(torch.full((3,), 0.1, dtype=X.dtype), X.new_tensor(1.0), X.new_tensor(1e-3))
     assert count_inducing(X, gp, most=20) == 20
+    assert count_inducing(X, gp._replace(noise=X.new_tensor(1e3)), least=30) == 30
     assert count_inducing(X[:7], gp) == 7

@@ -79,9 +79,9 @@ class FeatureGram:
 AnyGram = Gram | FeatureGram
 
 
-def deal(x: Tensor, hands: int) -> Tensor:
-    """The last dimension, whose size is a multiple of the hands, dealt out to them: (…, N) → (hands, …, N/hands)."""
-    return x.unflatten(-1, (-1, hands)).movedim(-1, 0)
+def deal(x: Tensor, num_samples: int) -> Tensor:
+    """Points, the last dimension, dealt out to S samples in turn: (…, N) → (S, …, N/S). N is a multiple of S."""
+    return x.unflatten(-1, (-1, num_samples)).movedim(-1, 0)
 
 
 def gram_of_features(inducing: Tensor, points: Tensor) -> FeatureGram:

@@ -114,7 +114,7 @@ class DeepKernelProcess(nn.Module):
             num_samples: S.
             num_points: Points that have noise of their own; one for all if 1.
             generator: Source of randomness.
-            deal_rows: As for :meth:`forward`.
+            deal_rows: As for :meth:`forward`; the points are then a multiple of S.
         """
         shape = torch.Size((num_samples, *self.batch_shape))
         dealt = num_points // num_samples if deal_rows else num_points

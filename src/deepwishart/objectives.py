@@ -53,16 +53,18 @@ def elbo(
         kl_weight: w, for annealing.
         generator: Source of randomness.
         weights: c, how often a row counts, shape ``(*batch, |b|)``; once by default.
-        deal_rows: Whether each row is seen by one sample instead of all, so that many more rows cost little more; their
-            number must be a multiple of that of the samples.
+        deal_rows: Whether each row is seen by one sample instead of all, so that more rows cost less; their number must
+            be a multiple of that of the samples.
     """
     check_inputs(model, X, num_samples)
     Y = check_targets(model, X, Y)
     if not X.shape[-2]:
         raise ValueError("A batch must have at least one row, got none.")
-    deal_rows = deal_rows and bool(model.layers)
     if deal_rows and X.shape[-2] % num_samples:
-        raise ValueError(f"{X.shape[-2]} rows cannot be dealt out evenly to {num_samples} samples.")
+        raise ValueError(
+            f"deal_rows needs a multiple of num_samples rows, got {X.shape[-2]} rows and {num_samples} samples. "
+            f"Leave out {X.shape[-2] % num_samples} of them."
+        )
     noise = model.draw_noise(num_samples, X.shape[-2], generator, deal_rows)
     return elbo_given_noise(model, X, Y, noise, num_data, kl_weight, weights, deal_rows)
 
@@ -80,7 +82,7 @@ def elbo_given_noise(
     """:func:`elbo`, for noise of :meth:`DeepKernelProcess.draw_noise` and without checks: a function to be compiled."""
     output = model(X, noise, deal_rows)
     mean, variance, _ = output.marginals
-    if deal_rows:
+    if deal_rows and model.layers:
         Y = deal(Y.mT, len(mean)).mT
         weights = None if weights is None else deal(weights, len(mean))
     fit = model.likelihood.expected_log_prob(Y, mean, variance)

@@ -14,11 +14,18 @@ from tests.estimators.test_sklearn import QUICK, table
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch_size", "expected"),
-    [(2_048, None, (2_048, False)), (2_049, None, (2_049, True)), (9_000, None, (4_095, True)), (60, 20, (20, False))],
+    ("rows", "options", "expected"),
+    [
+        (2_048, {}, (2_048, False)),
+        (2_050, {}, (2_049, True)),
+        (9_000, {}, (4_080, True)),
+        (9_000, {"num_samples": 7}, (4_074, True)),
+        (9_000, {"batch_size": 20}, (20, False)),
+        (9_000, {"depth": 1}, (1_024, False)),
+    ],
 )
 def test_rows_of_large_tables_are_dealt_out_to_the_samples(
-    rows: int, batch_size: int | None, expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+    rows: int, options: dict[str, Any], expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(_model: Any, _inputs: Any, _targets: Any, config: TrainingConfig, **_: Any) -> None:
         assert (config.rows_per_step(rows), config.deal_rows) == expected
@@ -30,17 +37,19 @@ def test_rows_of_large_tables_are_dealt_out_to_the_samples(
     monkeypatch.setattr(base, "train", train)
     monkeypatch.setattr(base, "fit_shallow_gp", gp)
     with pytest.raises(InterruptedError):
-        DWPRegressor(**QUICK, batch_size=batch_size).fit(*table(rows))
+        DWPRegressor(**QUICK, **options).fit(*table(rows))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("estimator", ESTIMATORS.values())
-def test_every_estimator_learns_from_rows_that_are_dealt_out(
+def test_what_is_learned_from_rows_that_are_dealt_out_is_what_is_learned_from_shared_ones(
     estimator: Any, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "_SHARED_ROWS", 30)
-    monkeypatch.setattr(base, "_DEALT_ROWS", 40)
     X, y = table(100)
     y = (y > 0).astype(int) if is_classifier(estimator()) else y
-    model = estimator(**QUICK, depth=depth, n_replicas=2).fit(X, y, sample_weight=np.linspace(0.5, 1.5, 100))
-    assert model.score(X, y) > 0.8
+    model = estimator(**{**QUICK, "num_steps": 60, "num_samples": 5}, depth=depth, n_replicas=2)
+    weights = np.linspace(0.5, 1.5, 100)
+    shared = model.fit(X, y, weights).elbo_
+    monkeypatch.setattr(base, "FULL_BATCH_UP_TO", 50)
+    assert model.fit(X, y, weights).elbo_ == pytest.approx(shared, abs=0.1)
+    assert not np.array_equal(model.elbo_, shared)

@@ -18,7 +18,7 @@ _WHOLE_NUMBERS = (
     "plateau_patience",
     "early_stopping_patience",
 )
-_FULL_BATCH_UP_TO = 2_048
+FULL_BATCH_UP_TO = 2_048  # rows
 _BATCH = 1_024
 
 
@@ -30,8 +30,9 @@ class TrainingConfig:
         num_steps: Steps of Adam, at most.
         num_samples: Posterior samples a step.
         batch_size: Rows a step, drawn without replacement; by default all of up to 2,048, else 1,024.
-        deal_rows: Whether each row of a batch is seen by one posterior sample instead of all: many more rows then cost
-            little more. For large data, where it is rows and not samples that a gradient lacks.
+        deal_rows: Whether each row of a batch is seen by one posterior sample instead of all, so that more rows cost
+            less: for large data, where it is rows and not samples that a gradient lacks. A batch is then a multiple of
+            ``num_samples``.
         learning_rate: To start from.
         schedule: ``"paper"``, a tenth of it from half of the steps on; ``"cosine"``, down to a hundredth along a
             cosine; ``"plateau"``, a tenth of it for a replica whose ELBO has stopped rising; or ``"constant"``.
@@ -92,7 +93,7 @@ class TrainingConfig:
 
     def rows_per_step(self, num_data: int) -> int:
         """The size of a batch."""
-        default = num_data if num_data <= _FULL_BATCH_UP_TO else _BATCH
+        default = num_data if num_data <= FULL_BATCH_UP_TO else _BATCH
         rows = min(default if self.batch_size is None else self.batch_size, num_data)
         if not self.deal_rows:
             return rows

@@ -69,7 +69,6 @@ class TrainingStep:
         self.num_data = X.shape[-2]
         self.total_weight = self.num_data if weights is None else weights.sum(-1).reshape(-1)
         self.batch_size = config.rows_per_step(self.num_data)
-        self.deal_rows = config.deal_rows and bool(model.layers)
         R, like = flat.num_replicas, flat.values
         self.rates = config.learning_rate * like.new_tensor(config.learning_rate_factors())
         self.kl_weights = like.new_tensor(config.kl_weights())
@@ -80,7 +79,7 @@ class TrainingStep:
         self.skipped = torch.zeros_like(self.failures)
         self.rate_scale = like.new_ones(R)
         self._whole = (X, Y, weights) if self.batch_size == self.num_data else None
-        if self._whole is not None and like.device.type == "cuda" and not self.deal_rows:
+        if self._whole is not None and like.device.type == "cuda" and not config.deal_rows:
             self._whole = pad_rows(*self._whole)
         self._elbo = elbo_given_noise
         self._is_to_be_compiled = config.compile
@@ -125,9 +124,10 @@ class TrainingStep:
     def _draw(self, kl_weight: Tensor) -> tuple[Any, ...]:
         """What :func:`elbo_given_noise` takes beside the model."""
         X, Y, weights = self._draw_batch()
-        noise = self.model.draw_noise(self.config.num_samples, X.shape[-2], self.generator, self.deal_rows)
+        deal_rows = self.config.deal_rows
+        noise = self.model.draw_noise(self.config.num_samples, X.shape[-2], self.generator, deal_rows)
         num_data = self.num_data if self._whole is None else None  # of a whole batch, padding is no data
-        return X, Y, noise, num_data, kl_weight, weights, self.deal_rows
+        return X, Y, noise, num_data, kl_weight, weights, deal_rows
 
     def _differentiate(self, elbo: Any, drawn: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """The bound per datapoint, shape ``(R)``, and the gradient of what is minimised, shape ``(R, n)``."""
