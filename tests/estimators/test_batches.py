@@ -7,25 +7,26 @@ import pytest
 from sklearn.base import is_classifier
 from torch import Tensor
 
-from deepwishart.estimators import ESTIMATORS, DWPRegressor, base
+from deepwishart.estimators import DGPClassifier, DGPRegressor, DIWPRegressor, DWPClassifier, DWPRegressor, base
 from deepwishart.shallow import ShallowGP
 from deepwishart.training import TrainingConfig
 from tests.estimators.test_sklearn import QUICK, table
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "expected"),
+    ("estimator", "rows", "options", "expected"),
     [
-        (2_048, {}, (2_048, False)),
-        (2_050, {}, (2_049, True)),
-        (9_000, {}, (4_080, True)),
-        (9_000, {"num_samples": 7}, (4_074, True)),
-        (9_000, {"batch_size": 20}, (20, False)),
-        (9_000, {"depth": 1}, (1_024, False)),
+        (DWPRegressor, 2_048, {}, (2_048, False)),
+        (DWPRegressor, 2_050, {}, (2_049, True)),
+        (DWPRegressor, 9_000, {}, (4_080, True)),
+        (DGPRegressor, 9_000, {"num_samples": 7}, (4_074, True)),
+        (DWPRegressor, 9_000, {"batch_size": 20}, (20, False)),
+        (DWPRegressor, 9_000, {"depth": 1}, (1_024, False)),
+        (DIWPRegressor, 9_000, {}, (1_024, False)),
     ],
 )
 def test_rows_of_large_tables_are_dealt_out_to_the_samples(
-    rows: int, options: dict[str, Any], expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+    estimator: Any, rows: int, options: dict[str, Any], expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(_model: Any, _inputs: Any, _targets: Any, config: TrainingConfig, **_: Any) -> None:
         assert (config.rows_per_step(rows), config.deal_rows) == expected
@@ -37,11 +38,11 @@ def test_rows_of_large_tables_are_dealt_out_to_the_samples(
     monkeypatch.setattr(base, "train", train)
     monkeypatch.setattr(base, "fit_shallow_gp", gp)
     with pytest.raises(InterruptedError):
-        DWPRegressor(**QUICK, **options).fit(*table(rows))
+        estimator(**QUICK, **options).fit(*table(rows))
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-@pytest.mark.parametrize("estimator", ESTIMATORS.values())
+@pytest.mark.parametrize("estimator", [DWPRegressor, DWPClassifier, DGPRegressor, DGPClassifier])
 def test_what_is_learned_from_rows_that_are_dealt_out_is_what_is_learned_from_shared_ones(
     estimator: Any, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from deepwishart.checks import find_device, require_whole
 from deepwishart.data.encoding import Missing, TableEncoder, TableError
 from deepwishart.data.rows import Scaler, merge_rows
 from deepwishart.estimators.checkpoints import checkpoint_of, remove_checkpoints
+from deepwishart.layers import InverseWishartLayer
 from deepwishart.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import predict_f_in_chunks, predict_in_chunks
@@ -53,8 +54,9 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         num_samples: Posterior samples a step.
         num_predict_samples: Posterior samples of a prediction.
         learning_rate: Of Adam.
-        batch_size: Rows a step, all of which every sample sees. By default, all rows of up to 2,048; of more, up to
-            4,080 a step are dealt out to the samples, so that each row is seen by one.
+        batch_size: Rows a step, all of which every sample sees. By default, all rows of up to 2,048; of more, 4,080
+            that are dealt out to the samples, so that each is seen by one; where that is no gain, at depth 1 and in a
+            deep inverse Wishart process, 1,024.
         n_replicas: Members of an ensemble, trained in one pass; predictions are those of their mixture.
         missing: What to do about missing values: ``"refuse"`` or ``"impute"``, with the median or the most frequent
             category.
@@ -234,7 +236,8 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         return model.to(self._device)
 
     def _train(self, inputs: Tensor, targets: Tensor, weights: Tensor | None, num_steps: int) -> History:
-        is_dealt = self.batch_size is None and inputs.shape[-2] > FULL_BATCH_UP_TO and self.depth > 1
+        is_large = self.batch_size is None and inputs.shape[-2] > FULL_BATCH_UP_TO
+        is_dealt = is_large and _can_deal(self.model_)
         config = TrainingConfig(
             num_steps=num_steps,
             num_samples=self.num_samples,
@@ -381,6 +384,11 @@ class DeepKernelEstimator(BaseEstimator, ABC):
         tags.input_tags.allow_nan = self.missing == "impute"
         tags.non_deterministic = False
         return tags
+
+
+def _can_deal(model: DeepKernelProcess) -> bool:
+    """Whether dealt rows cost less: the large products of the first layer are the same for all samples."""
+    return bool(model.layers) and not isinstance(model.layers[0], InverseWishartLayer)
 
 
 def _target_names(y: Any, outputs: int) -> list[str]:
