@@ -130,8 +130,8 @@ def test_a_compiler_that_computes_something_else_is_found_out(name: str, monkeyp
     def wrong(function: Any, **_: Any) -> Any:
         def call(model: Any, *drawn: Any) -> Any:
             if name == "divergence":
-                *others, kl_weight, weights = drawn
-                return function(model, *others, 1.1 * kl_weight, weights)
+                *others, kl_weight, weights, deal_rows = drawn
+                return function(model, *others, 1.1 * kl_weight, weights, deal_rows)
             bound = function(model, *drawn)
             if name == "the bound":
                 return 1.1 * bound
