@@ -56,7 +56,7 @@ QUICK_TESTS = {
     ],
     "starting points": [f"tests/test_{name}.py" for name in ("shallow", "starting", "inducing")],
 }
-SKIP = "not uci and not normalised"
+SKIP = "not real_data and not normalised"
 PATIENCE = 180.0
 
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
