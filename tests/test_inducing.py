@@ -25,6 +25,14 @@ def test_inducing_inputs_are_spread() -> None:
     assert (chosen[:, 0] > 4).sum() == 1
 
 
+def test_each_of_several_clusters_gets_an_inducing_input() -> None:
+    centres = torch.tensor([[-5.0, 2.0], [0.0, 0.0], [1.0, 7.0], [4.0, -3.0], [9.0, 1.0]], dtype=torch.float64)
+    noise = 1e-6 * torch.randn(5, 30, 2, dtype=torch.float64, generator=generator(3))
+    X = (centres[:, None] + noise).flatten(0, 1)
+    for seed in range(20):
+        assert (choose_rows(X, 5, generator(seed)) // 30).sort().values.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_rows_too_close_to_square_their_distance_are_still_distinct() -> None:
     X = torch.tensor([[0.0], [1e-30], [2e-30], [1e-30]])
     rows = choose_rows(X, 3, generator(0))
