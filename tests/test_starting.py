@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from deepwishart.gram import FeatureGram
 from deepwishart.layers import WishartLayer
@@ -79,29 +80,30 @@ def test_the_first_wishart_layer_starts_at_the_scaled_inputs(initialisation: str
     torch.testing.assert_close(K.detach(), (-0.5 * torch.cdist(scaled, scaled) ** 2).exp(), rtol=1e-6, atol=1e-9)
 
 
-def test_entries_without_correlation_start_with_the_spread_of_their_precision() -> None:
+def first_layer(initialisation: str) -> tuple[WishartLayer, Tensor]:
+    """As it starts, and the precision of W in F = L W, I + LᵀL/s² with s² = ¼/ν."""
     X, Y = data(20)
-    model = deep_wishart_process(X[None], Y[None], num_inducing=20, initialisation="prior", generator=generator(18))
+    model = deep_wishart_process(
+        X[None], Y[None], num_inducing=20, initialisation=initialisation, generator=generator(18)
+    )
     start_from(model, replicated(GP), 20)
-    layer = cast(WishartLayer, model.layers[0])
+    layer, identity = cast(WishartLayer, model.layers[0]), torch.eye(20, dtype=X.dtype)
     S = layer.kernel(model.input_gram(X[None, :1])).ii[0].detach() / 3
-    L = torch.linalg.cholesky(S + default_jitter(X.dtype) * S.diagonal().mean() * torch.eye(20, dtype=X.dtype))
-    # W of F = L W has the precision I + LᵀL/s², with s² = ¼/ν.
-    expected = (1 + 3 / 0.25 * (L**2).sum(0)).rsqrt()
+    L = torch.linalg.cholesky(S + default_jitter(X.dtype) * S.diagonal().mean() * identity)
+    return layer, identity + 3 / 0.25 * L.mT @ L
+
+
+def test_entries_without_correlation_start_with_the_spread_of_their_precision() -> None:
+    layer, precision = first_layer("prior")
+    expected = precision.diagonal().rsqrt()
     found = layer.posterior.log_scale[0, :, 0].exp().detach()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
 
 
 def test_a_whitened_layer_starts_with_the_covariance_of_its_features() -> None:
-    X, Y = data(20)
-    model = deep_wishart_process(X[None], Y[None], num_inducing=20, initialisation="whitened", generator=generator(19))
-    start_from(model, replicated(GP), 20)
-    layer = cast(WishartLayer, model.layers[0])
-    S = layer.kernel(model.input_gram(X[None, :1])).ii[0].detach() / 3
-    L = torch.linalg.cholesky(S + default_jitter(X.dtype) * S.diagonal().mean() * torch.eye(20, dtype=X.dtype))
-    covariance = torch.linalg.inv(torch.eye(20, dtype=X.dtype) + 3 / 0.25 * L.mT @ L)
+    layer, precision = first_layer("whitened")
     V = layer.posterior.V[0].detach()
-    torch.testing.assert_close(V @ V.mT, covariance, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(V @ V.mT, torch.linalg.inv(precision), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("width", [2, 3, 5])
