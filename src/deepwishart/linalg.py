@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deepwishart.products import inverse_factor, inverse_tril, product
+
 __all__ = [
     "Cholesky",
     "FactorizationError",
@@ -144,12 +146,6 @@ def half_logdet(tril: Tensor) -> Tensor:
     return tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def inverse_tril(tril: Tensor) -> Tensor:
-    """Inverse of a lower-triangular matrix."""
-    identity = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
-    return torch.linalg.solve_triangular(tril, identity.expand_as(tril), upper=False)
-
-
 def is_symmetric(matrix: Tensor) -> Tensor:
     """Whether |K_ij − K_ji| ≤ √ε √(K_ii K_jj) for all entries, so in any units; shape ``(*batch)``."""
     gap, variances = matrix - matrix.mT, matrix.diagonal(dim1=-2, dim2=-1).abs()
@@ -237,17 +233,17 @@ class _Factorise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, L_bar: Tensor | None, inverse_bar: Tensor | None, half_logdet_bar: Tensor | None) -> Tensor:
         L, J = ctx.saved_tensors
-        inner = torch.zeros_like(L) if L_bar is None else L.mT @ L_bar
+        inner = torch.zeros_like(L) if L_bar is None else product(L.mT, L_bar)
         if inverse_bar is not None:
-            inner = inner - inverse_bar @ J.mT
+            inner = inner - product(inverse_bar, J.mT)
         return pull_back(J, inner, half_logdet_bar)
 
 
 def factorise(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L, L⁻¹ and Σ log L_ii of a symmetric matrix, without gradients; NaN where there is no factor."""
-    L, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
-    L = L.masked_fill((info != 0)[..., None, None], torch.nan)
-    return L, inverse_tril(L), half_logdet(L)
+    L, L_inverse, info = inverse_factor(matrix)
+    L, L_inverse = (x.masked_fill((info != 0)[..., None, None], torch.nan) for x in (L, L_inverse))
+    return L, L_inverse, half_logdet(L)
 
 
 def pull_back(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor | None = None) -> Tensor:
@@ -266,7 +262,7 @@ def pull_back(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor | None =
     if half_logdet_bar is not None:
         lower.diagonal(dim1=-2, dim2=-1).add_(half_logdet_bar[..., None])
     symmetric = (lower + lower.tril(-1).mT).mul_(0.5)
-    return L_inverse.mT @ symmetric @ L_inverse
+    return product(product(L_inverse.mT, symmetric), L_inverse)
 
 
 def absolute_jitter(matrix: Tensor, relative: Tensor | float) -> Tensor:

@@ -84,8 +84,8 @@ def textbook(process: DeepKernelProcess) -> Model:
 def squared_exponential(
     G: Tensor, d_row: Tensor, d_column: Tensor, log_height: Tensor, log_lengthscale: Tensor
 ) -> Tensor:
-    distance = d_row[..., :, None] - 2 * G + d_column[..., None, :]
-    return (2 * log_height).exp() * (-0.5 * distance.clamp_min(0) / (2 * log_lengthscale).exp()).exp()
+    distance = torch.add(d_row[..., :, None] + d_column[..., None, :], G, alpha=-2).clamp_min(0)
+    return (2 * log_height - distance * (0.5 * (-2 * log_lengthscale).exp())).exp()
 
 
 def kernel_blocks(
@@ -104,8 +104,9 @@ def unit(strict: Tensor) -> Tensor:
     return strict + torch.eye(strict.shape[-1], dtype=strict.dtype)
 
 
-def solve(L: Tensor, rhs: Tensor) -> Tensor:
-    return torch.linalg.solve_triangular(L, rhs, upper=False)
+def inverse(L: Tensor) -> Tensor:
+    identity = torch.eye(L.shape[-1], dtype=L.dtype)
+    return torch.linalg.solve_triangular(L, identity.expand_as(L), upper=False)
 
 
 def log_diagonal(L: Tensor) -> Tensor:
@@ -117,13 +118,12 @@ def wishart_layer(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """Sample the next Gram matrix; return it and log Q − log P of its inducing block."""
     nu = layer.df
-    K_ii, K_it, K_tt = kernel_blocks(G, layer.log_height, layer.log_lengthscale, jitter)
-    S_ii, S_it, S_tt = K_ii / nu, K_it / nu, K_tt / nu
+    log_height = layer.log_height - 0.5 * math.log(nu)  # of S = K / ν
+    S_ii, S_it, S_tt = kernel_blocks(G, log_height, layer.log_lengthscale, jitter)
     L = torch.linalg.cholesky(S_ii)
     q = layer.q_logit.sigmoid()
-    A = torch.linalg.cholesky((1 - q) * S_ii + q * layer.V @ layer.V.mT)
-    logdet_A = log_diagonal(A).sum(-1)
-    A = A @ (unit(layer.lower.tril(-1)) @ unit(layer.upper.triu(1)))
+    Psi_tril = torch.linalg.cholesky((1 - q) * S_ii + q * layer.V @ layer.V.mT)
+    logdet_A = log_diagonal(Psi_tril).sum(-1)
 
     # The Bartlett factor T and its log-densities under the posterior and under the standard Wishart.
     P, r = layer.mu.shape
@@ -137,13 +137,14 @@ def wishart_layer(
     log_p = Gamma(a, torch.full_like(a, 0.5)).log_prob(g).sum(-1)
     log_p = log_p - 0.5 * (below * (n**2 + math.log(2 * math.pi))).sum((-2, -1))
 
-    F = A @ T
-    F_w = solve(L, F)
+    F = Psi_tril @ (unit(layer.lower.tril(-1)) @ (unit(layer.upper.triu(1)) @ T))  # A T
+    L_inverse = inverse(L)
+    F_w = L_inverse @ F
     log_ratio = log_p - log_q + 0.5 * ((T**2).sum((-2, -1)) - (F_w**2).sum((-2, -1)))
     log_ratio = log_ratio + nu * (logdet_A - log_diagonal(L).sum(-1))
 
     # Every other point, from the prior given the inducing block.
-    cross = solve(L, S_it)
+    cross = L_inverse @ S_it
     residual = (S_tt - (cross**2).sum(-2)).clamp_min(jitter * 1e-3)
     xi = torch.randn(S, cross.shape[-1], nu, dtype=L.dtype)
     f = cross.mT @ F_w + residual.sqrt()[..., None] * xi
@@ -164,13 +165,13 @@ def elbo(model: Model, X: Tensor, y: Tensor, num_samples: int) -> Tensor:
     L = torch.linalg.cholesky(K_ii)
     root = model.precision_root.mT @ L
     R = torch.linalg.cholesky(torch.eye(L.shape[-1], dtype=L.dtype) + root.mT @ root)
-    m = torch.linalg.solve_triangular(R.mT, solve(R, root.mT @ (model.precision_root.mT @ model.v)), upper=True)
-    R_inverse = solve(R, torch.eye(L.shape[-1], dtype=L.dtype).expand_as(R))
+    R_inverse = inverse(R)
+    m = R_inverse.mT @ (R_inverse @ (root.mT @ (model.precision_root.mT @ model.v)))
     M, C = model.v.shape
     kl = kl + 0.5 * (C * (R_inverse**2).sum((-2, -1)) + (m**2).sum((-2, -1)) - M * C) + C * log_diagonal(R).sum(-1)
-    cross = solve(L, K_it)
+    cross = inverse(L) @ K_it
     mean = (cross.mT @ m).squeeze(-1)
-    variance = K_tt - (cross**2).sum(-2) + (solve(R, cross) ** 2).sum(-2)
+    variance = K_tt - (cross**2).sum(-2) + ((R_inverse @ cross) ** 2).sum(-2)
 
     noise = model.log_noise.exp()
     fit = -0.5 * (math.log(2 * math.pi) + noise.log() + ((y.squeeze(-1) - mean) ** 2 + variance) / noise)

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["exp_of_product", "project", "project_exp_of_product", "pull_back_projection", "thin_factors"]
+from deepwishart.products import product
+from deepwishart.products.projection import Projection, project, pull_back_projection
+
+__all__ = ["exp_of_product", "project_exp_of_product", "thin_factors"]
 
 
 def thin_factors(
@@ -83,43 +86,18 @@ class _ExpOfProduct(torch.autograd.Function):
 class _ProjectExpOfProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, P: Tensor, p: Tensor, W: Tensor, X: Tensor, cap: Tensor) -> tuple[Tensor, Tensor]:
-        k = (P @ p).clamp_(max=cap).exp_()
-        maps, seen = project(W, X.mT @ W, k)
-        ctx.save_for_backward(P, p, maps, X, k, seen)
-        M = W.shape[-2]
-        a = seen[..., :M, :]
-        return seen[..., M:, :], (a * a).sum(-2)
+        # The means' maps below W: by themselves their few rows would cost one more pass over k.
+        maps = torch.cat([W, product(X.mT, W)], -2)
+        found = project(P, p, cap, maps)
+        ctx.save_for_backward(P, p, maps, X, *found)
+        return found.seen[..., W.shape[-2] :, :], found.norms
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_bar: Tensor, norms_bar: Tensor) -> tuple[Tensor | None, ...]:
-        P, p, maps, X, k, seen = ctx.saved_tensors
+        P, p, maps, X, *found = ctx.saved_tensors
         M = X.shape[-2]
-        seen_bar, k_bar = pull_back_projection(maps, seen, norms_bar, mean_bar)
-        E = k_bar.mul_(k)
-        maps_bar = seen_bar @ k.mT
+        maps_bar, P_bar, p_bar = pull_back_projection(P, p, maps, Projection(*found), norms_bar, mean_bar, against="k")
         XW_bar = maps_bar[..., M:, :]
-        W_bar = maps_bar[..., :M, :] + X @ XW_bar
-        return E @ p.mT, P.mT @ E, W_bar, maps[..., :M, :] @ XW_bar.mT, None
-
-
-def project(W: Tensor, means: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """W on top of the maps of points to their means, and both applied to k.
-
-    Together, since by themselves the few rows of the means would cost one more pass over k.
-    """
-    maps = torch.cat([W, means], -2)
-    return maps, maps @ k
-
-
-def pull_back_projection(maps: Tensor, seen: Tensor, norms_bar: Tensor, mean_bar: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of what :func:`project` saw and of k, from those of ‖(Wk)_t‖² and of the means."""
-    M = seen.shape[-2] - mean_bar.shape[-2]
-    a, scale = seen[..., :M, :], (2 * norms_bar)[..., None, :]
-    if torch.compiler.is_compiling():  # it refuses out= into a part of a tensor, and makes one pass of this
-        seen_bar = torch.cat([a * scale, mean_bar], -2)
-    else:
-        seen_bar = torch.empty_like(seen)
-        torch.mul(a, scale, out=seen_bar[..., :M, :])
-        seen_bar[..., M:, :] = mean_bar
-    return seen_bar, maps.mT @ seen_bar
+        W_bar = maps_bar[..., :M, :] + product(X, XW_bar)
+        return P_bar, p_bar, W_bar, product(maps[..., :M, :], XW_bar.mT), None

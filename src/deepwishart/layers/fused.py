@@ -23,8 +23,9 @@ from torch.autograd.function import once_differentiable
 
 from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel, SquaredExponential
-from deepwishart.kernels.exponential import project, pull_back_projection, thin_factors
-from deepwishart.linalg import inverse_tril
+from deepwishart.kernels.exponential import thin_factors
+from deepwishart.products import exponential_of_product, inverse_factor, product
+from deepwishart.products.projection import Projection, project, pull_back_projection
 
 __all__ = ["Fusable", "Layout", "fusable", "output_step", "whitened_step", "wishart_step"]
 
@@ -146,13 +147,13 @@ def output_step(kernel: Fusable, ell: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 
 
 class _KernelMatrices(NamedTuple):
-    """K_ii = exp(P Q) + δI and k_it = exp(P p), with the factors of their exponents."""
+    """K_ii = exp(P Q) + δI, with the factors of its exponents and of those of k_it = exp(P p)."""
 
     P: Tensor
     Q: Tensor
     p: Tensor
     K: Tensor
-    k: Tensor
+    cap: Tensor  # the largest exponent, that of a point with itself
     variance: Tensor  # h², shape (R)
     inverse_lengthscale: Tensor  # shape (R)
 
@@ -165,23 +166,32 @@ class _KernelMatrices(NamedTuple):
         inverse, variance = (-log_lengthscale).exp(), (2 * log_height).exp()
         cap = _share(2 * log_height, B)[..., None, None]
         P, Q, p = thin_factors(F, f, tt, _share(inverse, B)[..., None, None], cap)
-        # Rounding may carry an exponent past the largest, that of a point with itself, and that one off.
-        K, k = ((P @ q).clamp_(max=cap).exp_() for q in (Q, p))
+        # Rounding may carry an exponent past the largest, and that one off.
+        K = exponential_of_product(P, Q, cap)
         K.diagonal(dim1=-2, dim2=-1).copy_(_share(variance * (1 + jitter), B)[..., None])
-        return cls(P, Q, p, K, k, variance, inverse)
+        return cls(P, Q, p, K, cap, variance, inverse)
 
-    def pull_back(self, K_bar: Tensor, k_bar: Tensor, tt: Tensor, jitter: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of F, f, tt, log h and log λ from those of K and k, which are used up."""
-        P, Q, p, K, k, variance, inverse = self
+    def project(self, W: Tensor, means: Tensor) -> tuple[Tensor, Projection]:
+        """W on top of the maps of points to their means, and what both make of k.
+
+        Together, since by themselves the few rows of the means would cost one more pass over k.
+        """
+        maps = torch.cat([W, means], -2)
+        return maps, project(self.P, self.p, self.cap, maps)
+
+    def pull_back(
+        self, K_bar: Tensor, P_bar: Tensor, p_bar: Tensor, tt: Tensor, jitter: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Gradients of F, f, tt, log h and log λ from those of K, and of P and p by way of k. K̄ is used up."""
+        P, Q, p, K, _, variance, inverse = self
         B, c, R = P.shape[0], P.shape[-1] - 2, variance.shape[0]
         diagonal = K_bar.diagonal(dim1=-2, dim2=-1)
         traces = diagonal.sum(-1)
         on_diagonal = diagonal * _share(variance, B)[..., None]
         E = K_bar.mul_(K)
         E.diagonal(dim1=-2, dim2=-1).copy_(on_diagonal)
-        e = k_bar.mul_(k)
-        Q_bar, p_bar = P.mT @ E, P.mT @ e
-        P_bar = (p @ e.mT).mT.baddbmm(E, Q.mT)
+        Q_bar = product(P.mT, E)
+        P_bar = product(E, Q.mT, into=P_bar.contiguous())
         F = P[..., :c]
         F_bar = P_bar[..., :c] + Q_bar[:, :c].mT
         F_bar -= F * (P_bar[..., c] + Q_bar[:, c + 1])[..., None]
@@ -214,47 +224,45 @@ class _WishartStep(torch.autograd.Function):
         Psi = torch.addcmul(_share(added, B), kernel.K, _share(rest / df, B)[..., None, None])
         # One call for both: on a GPU it takes as long as for one.
         (_, C), (J, C_inverse), (half_logdet_K, half_logdet_Psi) = _inverse_factor(torch.stack([kernel.K, Psi]))
-        D = (J @ C).mul_(df**0.5)
-        DH = D @ _share(H, B)
-        F_w = (D @ T).mul_(df**-0.5)
-        maps, seen = project(J, F_w.mT @ J, kernel.k)
-        a = seen[:, :M]
+        D = product(J, C, alpha=df**0.5)
+        DH = product(D, _share(H, B))
+        F_w = product(D, T, alpha=df**-0.5)
+        maps, found = kernel.project(J, product(F_w.mT, J))
         logdet = half_logdet_Psi - half_logdet_K + 0.5 * M * math.log(df)
-        ctx.save_for_backward(*kernel, tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w, seen)
+        ctx.save_for_backward(*kernel, *found, tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w)
         ctx.df = df
-        return C @ T, seen[:, M:], _known(a, logdet), (D * DH).sum((-2, -1)), logdet
+        return product(C, T), found.seen[:, M:], _known(found.norms, logdet), (D * DH).sum((-2, -1)), logdet
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor, trace_bar: Tensor, logdet_bar: Tensor
     ) -> tuple[Tensor | None, ...]:
-        kernel = _KernelMatrices(*ctx.saved_tensors[:7])
-        tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w, seen = ctx.saved_tensors[7:]
+        kernel, found = _KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
+        tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w = ctx.saved_tensors[10:]
         (B, M), R, root = T.shape[:2], rest.shape[0], ctx.df**0.5
         J = maps[:, :M]
         trace_bar = trace_bar[..., None, None]
 
         # ‖a‖² and the means F_wᵀa, with a = Jk. Of J̄ no more is needed than J̄Jᵀ.
-        seen_bar, k_bar = pull_back_projection(maps, seen, explained_bar, mean_bar)
-        against_a = seen_bar @ seen[:, :M].mT
+        against_a, *thin = pull_back_projection(kernel.P, kernel.p, maps, found, explained_bar, mean_bar, "seen")
         F_w_bar = against_a[:, M:].mT
-        JJ_bar = against_a[:, :M].baddbmm(F_w, F_w_bar.mT)
+        JJ_bar = product(F_w, F_w_bar.mT, into=against_a[:, :M], lower=True)
 
         # tr(DHDᵀ) and F_w = DT/√ν, with D = √ν JC; F = CT. Of C̄ no more is needed than CᵀC̄.
-        D_bar = (DH * (2 * trace_bar)).baddbmm_(F_w_bar, T.mT, alpha=1 / root)
-        H_bar = _fold_samples(D, R).mT @ _fold_samples(D * trace_bar, R)
-        C_F_bar = C.mT @ F_bar
-        T_bar = C_F_bar.baddbmm(D.mT, F_w_bar, alpha=1 / root)
-        JJ_bar.baddbmm_(D_bar, D.mT)
-        CC_bar = (D.mT @ D_bar).baddbmm_(C_F_bar, T.mT)
+        D_bar = product(F_w_bar, T.mT, alpha=1 / root, into=DH * (2 * trace_bar), lower=True)
+        H_bar = product(_fold_samples(D, R).mT, _fold_samples(D * trace_bar, R))
+        C_F_bar = product(C.mT, F_bar)
+        T_bar = product(D.mT, F_w_bar, alpha=1 / root, into=C_F_bar.clone())
+        product(D_bar, D.mT, into=JJ_bar, lower=True)
+        CC_bar = product(C_F_bar, T.mT, into=product(D.mT, D_bar, lower=True), lower=True)
 
         # C Cᵀ = Ψ = (1 − q)K/ν + qVVᵀ.
         Psi_bar = _pull_back_factor(C_inverse, CC_bar, logdet_bar)
         rest_bar = _total((Psi_bar * kernel.K).sum((-2, -1)), R) / ctx.df
         K_bar = _pull_back_factor(J, JJ_bar.neg_(), -logdet_bar)
         K_bar.addcmul_(Psi_bar, _share(rest / ctx.df, B)[..., None, None])
-        below = kernel.pull_back(K_bar, k_bar, tt, jitter)
+        below = kernel.pull_back(K_bar, *thin, tt, jitter)
         return *below, None, rest_bar, _total(Psi_bar, R), T_bar, H_bar, None
 
 
@@ -274,26 +282,26 @@ class _WhitenedStep(torch.autograd.Function):
         kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
         L, J, half_logdet_K = _inverse_factor(kernel.K)
         M, F_w = T.shape[1], T * df**-0.5
-        maps, seen = project(J, F_w.mT @ J, kernel.k)
-        ctx.save_for_backward(*kernel, tt, jitter, L, maps, F_w, seen)
+        maps, found = kernel.project(J, product(F_w.mT, J))
+        ctx.save_for_backward(*kernel, *found, tt, jitter, L, maps, F_w)
         ctx.df = df
-        return L @ F_w, seen[:, M:], _known(seen[:, :M], half_logdet_K)
+        return product(L, F_w), found.seen[:, M:], _known(found.norms, half_logdet_K)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor) -> tuple[Tensor | None, ...]:
-        kernel = _KernelMatrices(*ctx.saved_tensors[:7])
-        tt, jitter, L, maps, F_w, seen = ctx.saved_tensors[7:]
+        kernel, found = _KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
+        tt, jitter, L, maps, F_w = ctx.saved_tensors[10:]
         M = F_w.shape[1]
 
         # F = L F_w, ‖a‖² and the means F_wᵀa, with a = Jk. Of L̄ and J̄ no more is needed than LᵀL̄ − J̄Jᵀ.
-        seen_bar, k_bar = pull_back_projection(maps, seen, explained_bar, mean_bar)
-        against_a = seen_bar @ seen[:, :M].mT
+        against_a, *thin = pull_back_projection(kernel.P, kernel.p, maps, found, explained_bar, mean_bar, "seen")
         F_w_bar = against_a[:, M:].mT
-        L_F_bar = L.mT @ F_bar
-        inner = against_a[:, :M].baddbmm(F_w, F_w_bar.mT).neg_().baddbmm_(L_F_bar, F_w.mT)
+        L_F_bar = product(L.mT, F_bar)
+        inner = product(F_w, F_w_bar.mT, into=against_a[:, :M], lower=True).neg()
+        product(L_F_bar, F_w.mT, into=inner, lower=True)
         K_bar = _pull_back_factor(maps[:, :M], inner, torch.zeros_like(tt[:, 0]))
-        below = kernel.pull_back(K_bar, k_bar, tt, jitter)
+        below = kernel.pull_back(K_bar, *thin, tt, jitter)
         return *below, None, (L_F_bar + F_w_bar) * ctx.df**-0.5, None
 
 
@@ -313,57 +321,58 @@ class _OutputStep(torch.autograd.Function):
         B, columns = F.shape[0], v.shape[-1]
         kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
         ell_s = _share(ell, B)
-        K_ell = kernel.K @ ell_s
+        K_ell = product(kernel.K, ell_s)
         M = K_ell.shape[-1]
-        C = ell_s.mT @ K_ell
+        C = product(ell_s.mT, K_ell, lower=True)
         C.diagonal(dim1=-2, dim2=-1).add_(1)
         _, H_inverse, half_logdet = _inverse_factor(C)
-        W = H_inverse @ ell_s.mT
-        z = W.mT @ (W @ _share(v, B))
+        W = product(H_inverse, ell_s.mT)
+        z = product(W.mT, product(W, _share(v, B)))
         trace = (H_inverse * H_inverse).sum((-2, -1)) - M
         kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
-        maps, seen = project(W, z.mT, kernel.k)
-        ctx.save_for_backward(*kernel, tt, jitter, ell, v, K_ell, H_inverse, maps, z, seen)
-        return seen[:, M:].clone(), _known(seen[:, :M], half_logdet), kl  # predictions must not keep all of it
+        maps, found = kernel.project(W, z.mT)
+        ctx.save_for_backward(*kernel, *found, tt, jitter, ell, v, K_ell, H_inverse, maps, z)
+        return found.seen[:, M:].clone(), _known(found.norms, half_logdet), kl  # predictions must not keep all of it
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_bar: Tensor, explained_bar: Tensor, kl_bar: Tensor) -> tuple[Tensor | None, ...]:
-        kernel = _KernelMatrices(*ctx.saved_tensors[:7])
-        tt, jitter, ell, v, K_ell, H_inverse, maps, z, seen = ctx.saved_tensors[7:]
+        kernel, found = _KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
+        tt, jitter, ell, v, K_ell, H_inverse, maps, z = ctx.saved_tensors[10:]
         (B, M), R, columns = z.shape[:2], ell.shape[0], v.shape[-1]
         W = maps[:, :M]
         ell_s, v_s, weight = _share(ell, B), _share(v, B), kl_bar[..., None, None]
 
         # ‖b‖² with b = Wk, and the means zᵀk.
-        seen_bar, k_bar = pull_back_projection(maps, seen, explained_bar, mean_bar)
-        maps_bar = seen_bar @ kernel.k.mT
+        maps_bar, *thin = pull_back_projection(kernel.P, kernel.p, maps, found, explained_bar, mean_bar, "k")
 
         # z = WᵀWv, which also enters the divergence, as ½zᵀKz.
         z_bar = torch.addcmul(maps_bar[:, M:].mT, kernel.K @ z, weight)
-        W_z_bar = W @ z_bar
-        W_bar = maps_bar[:, :M].baddbmm(W @ v_s, z_bar.mT) + W_z_bar @ v_s.mT
-        v_bar = _total(W.mT @ W_z_bar, R)
+        W_z_bar = product(W, z_bar)
+        W_bar = product(product(W, v_s), z_bar.mT, into=maps_bar[:, :M])
+        product(W_z_bar, v_s.mT, into=W_bar)
+        v_bar = _total(product(W.mT, W_z_bar), R)
 
         # W = H⁻¹ℓᵀ, where H Hᵀ = I + ℓᵀKℓ; and ½c‖H⁻¹‖² + cΣ log H_ii.
-        HH_bar = (W_bar @ W.mT).addcmul_(H_inverse @ H_inverse.mT, columns * weight).neg_()
+        HH_bar = product(W_bar, W.mT, lower=True)
+        HH_bar.addcmul_(product(H_inverse, H_inverse.mT, lower=True), columns * weight).neg_()
         C_bar = _pull_back_factor(H_inverse, HH_bar, columns * kl_bar)
         C_bar += C_bar.mT.clone()
-        ell_bar = _total((W_bar.mT @ H_inverse).baddbmm_(K_ell, C_bar), R)
-        K_bar = (ell_s @ (C_bar @ ell_s.mT)).baddbmm_(weight * z, z.mT).mul_(0.5)
-        return *kernel.pull_back(K_bar, k_bar, tt, jitter), None, ell_bar, v_bar
+        ell_bar = _total(product(K_ell, C_bar, into=product(W_bar.mT, H_inverse)), R)
+        K_bar = product(weight * z, z.mT, into=product(ell_s, product(C_bar, ell_s.mT))).mul_(0.5)
+        return *kernel.pull_back(K_bar, *thin, tt, jitter), None, ell_bar, v_bar
 
 
 def _inverse_factor(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L, L⁻¹ and Σ log L_ii of K = L Lᵀ; the last is NaN where there is no factor, and takes that to the loss."""
-    L, info = torch.linalg.cholesky_ex(K, check_errors=False)
+    L, L_inverse, info = inverse_factor(K)
     half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return L, inverse_tril(L), half_logdet.masked_fill(info != 0, torch.nan)
+    return L, L_inverse, half_logdet.masked_fill(info != 0, torch.nan)
 
 
-def _known(a: Tensor, half_logdet: Tensor) -> Tensor:
+def _known(norms: Tensor, half_logdet: Tensor) -> Tensor:
     """‖a_t‖², NaN where there is no factor: what is made of it must not look like a result."""
-    return (a * a).sum(-2).masked_fill(half_logdet.isnan()[..., None], torch.nan)
+    return norms.masked_fill(half_logdet.isnan()[..., None], torch.nan)
 
 
 def _pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor) -> Tensor:
@@ -374,7 +383,7 @@ def _pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor)
     """
     diagonal = inner.tril_().diagonal(dim1=-2, dim2=-1)
     diagonal.add_(half_logdet_bar[..., None]).mul_(0.5)
-    return L_inverse.mT @ (inner @ L_inverse)
+    return product(L_inverse.mT, product(inner, L_inverse))
 
 
 def _share(x: Tensor, B: int) -> Tensor:

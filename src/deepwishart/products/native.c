@@ -1,0 +1,442 @@
+/* Products and Cholesky factors of many small matrices of doubles, on all cores.
+
+A product works on tiles of ROWS × (WIDTH · LANES) numbers that stay in registers, from operands that were copied, panel
+by panel, into the order in which tiles read them. Zeros at both ends of a panel are found on the way and skipped, so
+that a product with a triangular matrix costs half, and one of two triangular matrices a third.
+
+Every number is a sum over k in rising order, in blocks of DEPTH, whatever the batch, the number of columns and the
+number of threads are: the same matrices give the same bits in any company.
+
+Matrices are given by a pointer and by what lies between two elements of the batch, two rows and two columns, counted in
+numbers; a result has its columns side by side. Functions return 0, or 1 where there was not enough memory. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+#define omp_get_max_threads() 1
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 8
+#define ROWS 8
+#elif defined(__AVX__)
+#define LANES 4
+#define ROWS 4
+#else
+#define LANES 2
+#define ROWS 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { WIDTH = 3, COLUMNS = WIDTH * LANES, DEPTH = 384 };
+enum { CHUNK = 480, POINTS = 480, GROUPS = 8, BLOCK = 24 }; /* columns of a task, and so on: see where they are used */
+
+typedef double vec __attribute__((vector_size(8 * LANES)));
+typedef double loose __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+typedef int64_t bits __attribute__((vector_size(8 * LANES)));
+
+static long least(long a, long b) { return a < b ? a : b; }
+static long most(long a, long b) { return a > b ? a : b; }
+static long up_to_multiple(long n, long of) { return (n + of - 1) / of * of; }
+
+/* Memory of this thread, kept for the next call; NULL where there is none. */
+static double *workspace(long numbers) {
+  static _Thread_local double *memory;
+  static _Thread_local long size;
+  if (numbers > size) {
+    free(memory);
+    memory = aligned_alloc(64, up_to_multiple(8 * numbers, 64));
+    size = memory ? numbers : 0;
+  }
+  return memory;
+}
+
+typedef struct {
+  const double *at;
+  long row, column;
+} Matrix;
+
+/* What becomes of a product: times alpha, added to what is there or not; its lower triangle alone; exp(min(·, cap)) of
+it; times weights, entry by entry; and the squared norms of its columns, over the first rows. */
+typedef struct {
+  double alpha;
+  int adds, is_lower;
+  const double *cap;
+  Matrix weights;
+  double *norms;
+  long norm_rows;
+} Finish;
+
+/* LANES vectors of LANES numbers, each `step` after the one before, side by side: panel[p][i] = x[i][p]. */
+static void transpose(const double *x, long step, double *panel, long width) {
+#if LANES == 8
+  const bits pairs[2] = {{0, 8, 2, 10, 4, 12, 6, 14}, {1, 9, 3, 11, 5, 13, 7, 15}};
+  const bits fours[2] = {{0, 1, 8, 9, 4, 5, 12, 13}, {2, 3, 10, 11, 6, 7, 14, 15}};
+  const bits eights[2] = {{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}};
+#elif LANES == 4
+  const bits pairs[2] = {{0, 4, 2, 6}, {1, 5, 3, 7}}, fours[2] = {{0, 1, 4, 5}, {2, 3, 6, 7}};
+#else
+  const bits pairs[2] = {{0, 2}, {1, 3}};
+#endif
+  vec row[LANES], other[LANES];
+  for (int i = 0; i < LANES; i++) row[i] = *(const loose *)(x + i * step);
+  for (int i = 0; i < LANES; i++) other[i] = __builtin_shuffle(row[i & ~1], row[i | 1], pairs[i & 1]);
+  memcpy(row, other, sizeof row);
+#if LANES >= 4
+  for (int i = 0; i < LANES; i++) other[i] = __builtin_shuffle(row[i & ~2], row[i | 2], fours[i >> 1 & 1]);
+  memcpy(row, other, sizeof row);
+#endif
+#if LANES >= 8
+  for (int i = 0; i < LANES; i++) other[i] = __builtin_shuffle(row[i & ~4], row[i | 4], eights[i >> 2 & 1]);
+  memcpy(row, other, sizeof row);
+#endif
+  for (int i = 0; i < LANES; i++) *(loose *)(panel + i * width) = row[i];
+}
+
+/* k numbers of each of `count` vectors side by side, number by number, with zeros up to `width` of them. */
+static void pack(const double *x, long step, long next, long count, long k, long width, double *panel) {
+  long done = count / LANES * LANES;
+  if (step == 1) {
+    for (long p = 0; p < k; p++)
+      for (long i = 0; i < done; i += LANES) *(loose *)(panel + p * width + i) = *(const loose *)(x + p * next + i);
+  } else if (next == 1) {
+    long whole = k / LANES * LANES;
+    for (long i = 0; i < done; i += LANES) {
+      for (long p = 0; p < whole; p += LANES) transpose(x + i * step + p, step, panel + p * width + i, width);
+      for (long p = whole; p < k; p++)
+        for (long r = i; r < i + LANES; r++) panel[p * width + r] = x[r * step + p];
+    }
+  } else
+    done = 0;
+  for (long i = done; i < width; i++)
+    for (long p = 0; p < k; p++) panel[p * width + i] = i < count ? x[i * step + p * next] : 0;
+}
+
+typedef struct {
+  long first, last;
+} Range;
+
+static int is_zero(const double *x, long count) {
+  int found = 0;
+  for (long i = 0; i < count; i++) found |= x[i] != 0;
+  return !found;
+}
+
+/* The k from which a panel has other numbers than zeros, and up to which. */
+static Range nonzero(const double *panel, long k, long width) {
+  Range range = {0, k};
+  while (range.last > 0 && is_zero(panel + (range.last - 1) * width, width)) range.last--;
+  while (range.first < range.last && is_zero(panel + range.first * width, width)) range.first++;
+  return range;
+}
+
+INLINE void multiply(
+    const int width, long k, const double *restrict a, const double *restrict b, double *restrict tile) {
+  vec sum[ROWS][WIDTH];
+  for (int i = 0; i < ROWS; i++)
+    for (int w = 0; w < width; w++) sum[i][w] = (vec){0};
+  for (long p = 0; p < k; p++, a += ROWS, b += width * LANES) {
+    vec x[WIDTH];
+    for (int w = 0; w < width; w++) x[w] = *(const loose *)(b + w * LANES);
+    for (int i = 0; i < ROWS; i++)
+      for (int w = 0; w < width; w++) sum[i][w] += a[i] * x[w];
+  }
+  for (int i = 0; i < ROWS; i++)
+    for (int w = 0; w < width; w++) *(loose *)(tile + i * COLUMNS + w * LANES) = sum[i][w];
+}
+
+static void multiply_panels(long width, long k, const double *a, const double *b, double *tile) {
+  if (width == 3 * LANES)
+    multiply(3, k, a, b, tile);
+  else if (width == 2 * LANES)
+    multiply(2, k, a, b, tile);
+  else
+    multiply(1, k, a, b, tile);
+}
+
+static vec choose(bits where, vec yes, vec no) { return (vec)((where & (bits)yes) | (~where & (bits)no)); }
+
+/* exp(x) = 2ⁿ exp(r) with |r| ≤ ½ log 2, of whose series 14 terms are enough. */
+static vec exponential(vec x) {
+  static const double inverse_factorials[] = {
+      1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+      1.0 / 720,        1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
+  const double inverse_log2 = 0x1.71547652b82fep0, log2_high = 0x1.62e42feep-1, log2_low = 0x1.a39ef35793c76p-33;
+  const double magic = 0x1.8p52; /* what is added to it is rounded to a whole number, in its last bits */
+  vec shifted = x * inverse_log2 + magic, n = shifted - magic;
+  vec r = (x - n * log2_high) - n * log2_low, series = (vec){0} + inverse_factorials[0];
+  for (int i = 1; i < 14; i++) series = series * r + inverse_factorials[i];
+  vec power = (vec)(((bits)shifted + 1023) << 52);
+  vec result = choose(x < -708, (vec){0}, series * power);
+  return choose(x > 709, (vec){0} + INFINITY, result);
+}
+
+static void exponentials(double *x, long count, double cap) {
+  for (long i = 0; i < count; i += LANES) {
+    vec value = *(loose *)(x + i), largest = (vec){0} + cap;
+    *(loose *)(x + i) = exponential(choose(value > largest, largest, value));
+  }
+}
+
+/* A tile of sums becomes rows i, …, i + rows − 1 of C, from column j on. */
+INLINE void finish(double *x, const long rows, const long columns, long i, long j, double *C, long C_row, int adds,
+                   int is_last, const Finish *how) {
+  double *c = C + i * C_row + j;
+  if (how->alpha != 1)
+    for (long s = 0; s < ROWS * COLUMNS; s++) x[s] *= how->alpha;
+  if (adds)
+    for (long r = 0; r < rows; r++)
+      for (long s = 0; s < columns; s++) x[r * COLUMNS + s] += c[r * C_row + s];
+  if (is_last && how->cap) exponentials(x, ROWS * COLUMNS, *how->cap);
+  if (is_last && how->weights.at)
+    for (long r = 0; r < rows; r++)
+      for (long s = 0; s < columns; s++) x[r * COLUMNS + s] *= how->weights.at[(i + r) * how->weights.row + j + s];
+  if (is_last && how->norms)
+    for (long r = 0; r < least(rows, how->norm_rows - i); r++)
+      for (long s = 0; s < columns; s++) how->norms[j + s] += x[r * COLUMNS + s] * x[r * COLUMNS + s];
+  if (how->is_lower && j + columns > i + 1)
+    for (long r = 0; r < rows; r++)
+      for (long s = most(0, i + r + 1 - j); s < columns; s++) x[r * COLUMNS + s] = 0;
+  for (long r = 0; r < rows; r++) memcpy(c + r * C_row, x + r * COLUMNS, 8 * columns);
+}
+
+static long space_of_product(long m, long k) {
+  return (up_to_multiple(m, ROWS) + COLUMNS) * least(k, DEPTH) + 2 * up_to_multiple(m, ROWS);
+}
+
+/* Columns j0 to j1 − 1 of C = A B, where A is m × K. */
+static void multiply_matrices(
+    long m, long K, long j0, long j1, Matrix A, Matrix B, double *C, long C_row, const Finish *how, double *space) {
+  double tile[ROWS * COLUMNS] __attribute__((aligned(64)));
+  Range *ranges = (Range *)space;
+  double *packed_A = space + 2 * up_to_multiple(m, ROWS), *packed_B = packed_A + up_to_multiple(m, ROWS) * least(K, DEPTH);
+  if (how->norms) memset(how->norms + j0, 0, 8 * (j1 - j0));
+  for (long from = 0; from == 0 || from < K; from += DEPTH) {
+    long k = least(K - from, DEPTH);
+    int adds = from > 0 || how->adds, is_last = from + k == K;
+    for (long i = 0; i < m; i += ROWS) {
+      pack(A.at + i * A.row + from * A.column, A.row, A.column, least(ROWS, m - i), k, ROWS, packed_A + i * k);
+      ranges[i / ROWS] = nonzero(packed_A + i * k, k, ROWS);
+    }
+    for (long j = j0; j < j1; j += COLUMNS) {
+      long columns = least(COLUMNS, j1 - j), width = up_to_multiple(columns, LANES);
+      pack(B.at + j * B.column + from * B.row, B.column, B.row, columns, k, width, packed_B);
+      Range right = nonzero(packed_B, k, width);
+      for (long i = 0; i < m; i += ROWS) {
+        long rows = least(ROWS, m - i), is_above = how->is_lower && j > i + rows - 1;
+        if (is_above && adds) continue;
+        long first = most(ranges[i / ROWS].first, right.first), last = least(ranges[i / ROWS].last, right.last);
+        long depth = is_above ? 0 : most(last - first, 0);
+        multiply_panels(width, depth, packed_A + i * k + first * ROWS, packed_B + first * width, tile);
+        if (rows == ROWS && columns == COLUMNS) /* the compiler makes straight lines of loops that it knows */
+          finish(tile, ROWS, COLUMNS, i, j, C, C_row, adds, is_last, how);
+        else
+          finish(tile, rows, columns, i, j, C, C_row, adds, is_last, how);
+      }
+    }
+  }
+}
+
+/* Columns a task, so that all threads have work. */
+static long columns_of_task(long batch, long n) {
+  long threads = omp_get_max_threads(), tasks = (n + CHUNK - 1) / CHUNK;
+  while (batch * tasks % threads && n / tasks > 2 * COLUMNS) tasks++;
+  return up_to_multiple((n + tasks - 1) / tasks, COLUMNS);
+}
+
+int product(long batch, long m, long n, long k, const double *A, long A_next, long A_row, long A_column, const double *B,
+            long B_next, long B_row, long B_column, double *C, long C_next, long C_row, double alpha, int adds,
+            int is_lower, const double *cap, long cap_next) {
+  if (!batch || !m || !n) return 0;
+  long columns = columns_of_task(batch, n), tasks = (n + columns - 1) / columns;
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch * tasks > 1)
+  for (long task = 0; task < batch * tasks; task++) {
+    long e = task / tasks, j0 = task % tasks * columns, j1 = least(n, j0 + columns);
+    Finish how = {.alpha = alpha, .adds = adds, .is_lower = is_lower, .cap = cap ? cap + e * cap_next : NULL};
+    double *space = workspace(space_of_product(m, k));
+    Matrix left = {A + e * A_next, A_row, A_column}, right = {B + e * B_next, B_row, B_column};
+    if (space)
+      multiply_matrices(m, k, j0, j1, left, right, C + e * C_next, C_row, &how, space);
+    else
+      failed = 1;
+  }
+  return failed;
+}
+
+/* Points a task, from their number alone: sums over points are made of the tasks' own, and must not depend on anything
+else. Few enough that all that a task makes of them stays near its core. */
+static long points_of_task(long N) {
+  long tasks = most(1, (N + POINTS - 1) / POINTS);
+  return up_to_multiple((N + tasks - 1) / tasks, COLUMNS);
+}
+
+/* k = exp(min(P p, cap)), its image seen = maps k, and the squared norms of the first M rows of that, where P is M × c,
+p is c × N and maps is rows × M. */
+int project(long batch, long M, long c, long N, long rows, const double *P, const double *p, const double *cap,
+            long cap_next, const double *maps, double *k, double *seen, double *norms) {
+  if (!batch || !N) return 0;
+  long points = points_of_task(N), tasks = (N + points - 1) / points;
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch * tasks > 1)
+  for (long task = 0; task < batch * tasks; task++) {
+    long e = task / tasks, j0 = task % tasks * points, j1 = least(N, j0 + points);
+    double *space = workspace(space_of_product(most(M, rows), most(c, M)));
+    if (!space) {
+      failed = 1;
+      continue;
+    }
+    Matrix left = {P + e * M * c, c, 1}, right = {p + e * c * N, N, 1};
+    Finish exponentiate = {.alpha = 1, .cap = cap + e * cap_next};
+    multiply_matrices(M, c, j0, j1, left, right, k + e * M * N, N, &exponentiate, space);
+    Matrix map = {maps + e * rows * M, M, 1}, kernel = {k + e * M * N, N, 1};
+    Finish with_norms = {.alpha = 1, .norms = norms + e * N, .norm_rows = M};
+    multiply_matrices(rows, M, j0, j1, map, kernel, seen + e * rows * N, N, &with_norms, space);
+  }
+  return failed;
+}
+
+typedef struct {
+  long M, c, N, rows;
+  const double *P, *p, *k, *maps, *seen, *norms_bar, *mean_bar;
+  int is_against_seen;
+} Projection;
+
+/* The share of points j0 to j1 − 1 in the gradients of one projection; sums over points are added to where asked. */
+static void pull_back_points(
+    Projection x, long j0, long j1, int adds, double *against, double *P_bar, double *p_bar, double *space) {
+  long M = x.M, N = x.N, n = j1 - j0;
+  double *seen_bar = space, *E = seen_bar + x.rows * n;
+  space = E + M * n;
+  for (long i = 0; i < M; i++)
+    for (long t = 0; t < n; t++) seen_bar[i * n + t] = 2 * x.norms_bar[j0 + t] * x.seen[i * N + j0 + t];
+  for (long i = M; i < x.rows; i++) memcpy(seen_bar + i * n, x.mean_bar + (i - M) * N + j0, 8 * n);
+
+  Matrix image = {seen_bar, n, 1}, other = {(x.is_against_seen ? x.seen : x.k) + j0, 1, N};
+  Finish sum = {.alpha = 1, .adds = adds, .is_lower = x.is_against_seen};
+  multiply_matrices(x.rows, n, 0, M, image, other, against, M, &sum, space);
+
+  Matrix back = {x.maps, 1, M}, exponents = {E, n, 1};
+  Finish weigh = {.alpha = 1, .weights = {x.k + j0, N, 1}};
+  multiply_matrices(M, x.rows, 0, n, back, image, E, n, &weigh, space);
+
+  Matrix P_transposed = {x.P, 1, x.c}, p_transposed = {x.p + j0, 1, N};
+  Finish plain = {.alpha = 1}, add = {.alpha = 1, .adds = adds};
+  multiply_matrices(x.c, M, 0, n, P_transposed, exponents, p_bar + j0, N, &plain, space);
+  multiply_matrices(M, n, 0, x.c, exponents, p_transposed, P_bar, x.c, &add, space);
+}
+
+/* Gradients of a projection from those of its norms and of the means, the last rows of what was seen. With their stack
+s̄ = [2 n̄ ∘ seen, m̄] and E = (mapsᵀ s̄) ∘ k: s̄ (first M rows of seen)ᵀ, of which only the lower triangle is needed, or
+s̄ kᵀ; E pᵀ; and Pᵀ E. */
+int pull_back_projection(long batch, long M, long c, long N, long rows, const double *P, const double *p,
+                         const double *k, const double *maps, const double *seen, const double *norms_bar,
+                         const double *mean_bar, int is_against_seen, double *against, double *P_bar, double *p_bar) {
+  if (!batch || !N) return 0;
+  long points = points_of_task(N), parts = (N + points - 1) / points, groups = least(parts, GROUPS);
+  long sums = rows * M + M * c; /* a group of tasks has its own, and they are added up in order */
+  double *partial = malloc(8 * batch * groups * sums);
+  int failed = !partial;
+#pragma omp parallel for schedule(dynamic) if (batch * groups > 1)
+  for (long task = 0; task < batch * groups; task++) {
+    long e = task / groups, group = task % groups, largest = most(most(M, rows), c);
+    double *own = partial + task * sums, *space = workspace((rows + M) * points + space_of_product(largest, DEPTH));
+    if (!space || !partial) {
+      failed = 1;
+      continue;
+    }
+    Projection x = {M, c, N, rows, P + e * M * c, p + e * c * N, k + e * M * N, maps + e * rows * M, seen + e * rows * N,
+                    norms_bar + e * N, mean_bar + e * (rows - M) * N, is_against_seen};
+    for (long part = group; part < parts; part += groups) {
+      long j0 = part * points, j1 = least(N, j0 + points);
+      pull_back_points(x, j0, j1, part > group, own, own + rows * M, p_bar + e * c * N, space);
+    }
+  }
+#pragma omp parallel for if (batch > 1)
+  for (long e = 0; e < (failed ? 0 : batch); e++)
+    for (long group = 0; group < groups; group++) {
+      const double *own = partial + (e * groups + group) * sums;
+      for (long i = 0; i < rows * M; i++) against[e * rows * M + i] = own[i] + (group ? against[e * rows * M + i] : 0);
+      own += rows * M;
+      for (long i = 0; i < M * c; i++) P_bar[e * M * c + i] = own[i] + (group ? P_bar[e * M * c + i] : 0);
+    }
+  free(partial);
+  return failed;
+}
+
+/* L_ii of a block of s rows in place; 0, or the row whose pivot is not positive, from 1. */
+static long factor_block(double *L, long n, long s) {
+  for (long j = 0; j < s; j++)
+    for (long i = j; i < s; i++) {
+      double sum = L[i * n + j];
+      for (long p = 0; p < j; p++) sum -= L[i * n + p] * L[j * n + p];
+      if (i == j && !(sum > 0 && sum < INFINITY)) return j + 1;
+      L[i * n + j] = i == j ? sqrt(sum) : sum / L[j * n + j];
+    }
+  return 0;
+}
+
+/* X ← L⁻¹X for s rows of X, of which row i is not zero in its first `columns` + i · grows numbers. */
+static void solve_block(const double *L, long n, long s, double *X, long X_row, long columns, int grows) {
+  for (long i = 0; i < s; i++) {
+    double *x = X + i * X_row;
+    for (long p = 0; p < i; p++)
+      for (long c = 0; c < columns + p * grows; c++) x[c] -= L[i * n + p] * X[p * X_row + c];
+    for (long c = 0; c < columns + i * grows; c++) x[c] /= L[i * n + i];
+  }
+}
+
+/* L, whose lower triangle is that of K, becomes the factor of K = L Lᵀ and J its inverse; returns what factor_block
+does. J is zero to begin with. */
+static long factor_and_invert(long n, double *L, double *J, double *space) {
+  double *rest = space;
+  space += BLOCK * n;
+  for (long b = 0; b < n; b += BLOCK) {
+    long s = least(BLOCK, n - b), below = n - b - s, row;
+    double *corner = L + b * n + b, *under = corner + s * n;
+    if ((row = factor_block(corner, n, s))) return b + row;
+    for (long i = 0; i < s; i++)
+      for (long r = 0; r < below; r++) rest[i * below + r] = under[r * n + i];
+    solve_block(corner, n, s, rest, below, below, 0);
+    for (long r = 0; r < below; r++)
+      for (long i = 0; i < s; i++) under[r * n + i] = rest[i * below + r];
+    Matrix left = {rest, 1, below}, right = {rest, below, 1};
+    Finish subtract = {.alpha = -1, .adds = 1, .is_lower = 1};
+    multiply_matrices(below, s, 0, below, left, right, under + s, n, &subtract, space);
+  }
+  for (long b = 0; b < n; b += BLOCK) {
+    long s = least(BLOCK, n - b);
+    Matrix left = {L + b * n, n, 1}, right = {J, n, 1};
+    Finish negate = {.alpha = -1};
+    multiply_matrices(s, b, 0, b, left, right, J + b * n, n, &negate, space);
+    for (long i = 0; i < s; i++) J[(b + i) * n + b + i] = 1;
+    solve_block(L + b * n + b, n, s, J + b * n, n, b + 1, 1);
+  }
+  return 0;
+}
+
+/* The factors L of K = L Lᵀ, their inverses J, and rows without a positive pivot, from 1; L and J are NaN then. */
+int inverse_factor(long batch, long n, const double *K, long K_next, long K_row, long K_column, double *L, double *J,
+                   int64_t *info) {
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch > 1)
+  for (long e = 0; e < batch; e++) {
+    double *space = workspace(BLOCK * n + space_of_product(n, n)), *l = L + e * n * n, *j = J + e * n * n;
+    if (!space) {
+      failed = 1;
+      continue;
+    }
+    memset(l, 0, 8 * n * n);
+    memset(j, 0, 8 * n * n);
+    for (long r = 0; r < n; r++)
+      for (long c = 0; c <= r; c++) l[r * n + c] = K[e * K_next + r * K_row + c * K_column];
+    info[e] = factor_and_invert(n, l, j, space);
+    if (info[e])
+      for (long i = 0; i < n * n; i++) l[i] = j[i] = NAN;
+  }
+  return failed;
+}
