@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepwishart.products import inverse_factor, inverse_tril, product
+from deepwishart.products import inverse_factor, inverse_tril, matmul, product
 
 __all__ = [
     "Cholesky",
@@ -181,7 +181,7 @@ def thin_cholesky(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 def shared_matmul(A: Tensor, X: Tensor) -> Tensor:
     """``A @ X`` where X may have leading dimensions that A has not: they become columns, so that A is not copied."""
-    return columns_to_samples(A @ samples_to_columns(X, A.ndim), X, A.ndim)
+    return columns_to_samples(matmul(A, samples_to_columns(X, A.ndim)), X, A.ndim)
 
 
 def samples_to_columns(X: Tensor, ndim: int) -> Tensor:
@@ -241,9 +241,9 @@ class _Factorise(torch.autograd.Function):
 
 def factorise(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L, L⁻¹ and Σ log L_ii of a symmetric matrix, without gradients; NaN where there is no factor."""
-    L, L_inverse, info = inverse_factor(matrix)
-    L, L_inverse = (x.masked_fill((info != 0)[..., None, None], torch.nan) for x in (L, L_inverse))
-    return L, L_inverse, half_logdet(L)
+    *factors, half_logdet_K = inverse_factor(matrix)
+    L, L_inverse = (x.masked_fill(half_logdet_K.isnan()[..., None, None], torch.nan) for x in factors)
+    return L, L_inverse, half_logdet_K
 
 
 def pull_back(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor | None = None) -> Tensor:

@@ -14,7 +14,6 @@ columns. Bars mark gradients. Results of a forward pass are never changed in pla
 compiled would then have other gradients.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from deepwishart.kernels import Kernel, SquaredExponential
 from deepwishart.kernels.exponential import thin_factors
 from deepwishart.products import exponential_of_product, inverse_factor, product
 from deepwishart.products.projection import Projection, project, pull_back_projection
+from deepwishart.products.scale import Scale, make_scale, pull_back_factor, pull_back_scale, share, total
 
 __all__ = ["Fusable", "Layout", "fusable", "output_step", "whitened_step", "wishart_step"]
 
@@ -164,20 +164,16 @@ class _KernelMatrices(NamedTuple):
         """From features and parameters."""
         B = F.shape[0]
         inverse, variance = (-log_lengthscale).exp(), (2 * log_height).exp()
-        cap = _share(2 * log_height, B)[..., None, None]
-        P, Q, p = thin_factors(F, f, tt, _share(inverse, B)[..., None, None], cap)
+        cap = share(2 * log_height, B)[..., None, None]
+        P, Q, p = thin_factors(F, f, tt, share(inverse, B)[..., None, None], cap)
         # Rounding may carry an exponent past the largest, and that one off.
         K = exponential_of_product(P, Q, cap)
-        K.diagonal(dim1=-2, dim2=-1).copy_(_share(variance * (1 + jitter), B)[..., None])
+        K.diagonal(dim1=-2, dim2=-1).copy_(share(variance * (1 + jitter), B)[..., None])
         return cls(P, Q, p, K, cap, variance, inverse)
 
-    def project(self, W: Tensor, means: Tensor) -> tuple[Tensor, Projection]:
-        """W on top of the maps of points to their means, and what both make of k.
-
-        Together, since by themselves the few rows of the means would cost one more pass over k.
-        """
-        maps = torch.cat([W, means], -2)
-        return maps, project(self.P, self.p, self.cap, maps)
+    def project(self, maps: Tensor) -> Projection:
+        """What maps make of k; see :func:`~deepwishart.products.projection.project`."""
+        return project(self.P, self.p, self.cap, maps)
 
     def pull_back(
         self, K_bar: Tensor, P_bar: Tensor, p_bar: Tensor, tt: Tensor, jitter: Tensor
@@ -187,7 +183,7 @@ class _KernelMatrices(NamedTuple):
         B, c, R = P.shape[0], P.shape[-1] - 2, variance.shape[0]
         diagonal = K_bar.diagonal(dim1=-2, dim2=-1)
         traces = diagonal.sum(-1)
-        on_diagonal = diagonal * _share(variance, B)[..., None]
+        on_diagonal = diagonal * share(variance, B)[..., None]
         E = K_bar.mul_(K)
         E.diagonal(dim1=-2, dim2=-1).copy_(on_diagonal)
         Q_bar = product(P.mT, E)
@@ -196,11 +192,11 @@ class _KernelMatrices(NamedTuple):
         F_bar = P_bar[..., :c] + Q_bar[:, :c].mT
         F_bar -= F * (P_bar[..., c] + Q_bar[:, c + 1])[..., None]
         f_bar, last_bar = p_bar[:, :c], p_bar[:, c + 1]
-        inverse_s = _share(inverse, B)[..., None, None]
+        inverse_s = share(inverse, B)[..., None, None]
         tt_bar = last_bar * (-0.5 * inverse_s * inverse_s)[..., 0]
-        by_height = last_bar.sum(-1) + Q_bar[:, c + 1].sum(-1) + _share(jitter * variance, B) * traces
+        by_height = last_bar.sum(-1) + Q_bar[:, c + 1].sum(-1) + share(jitter * variance, B) * traces
         by_lengthscale = (F * F_bar).sum((-2, -1)) + (p[:, :c] * f_bar).sum((-2, -1)) + 2 * (tt * tt_bar).sum(-1)
-        return F_bar * inverse_s, f_bar * inverse_s, tt_bar, 2 * _total(by_height, R), -_total(by_lengthscale, R)
+        return F_bar * inverse_s, f_bar * inverse_s, tt_bar, 2 * total(by_height, R), -total(by_lengthscale, R)
 
 
 class _WishartStep(torch.autograd.Function):
@@ -219,19 +215,13 @@ class _WishartStep(torch.autograd.Function):
         H: Tensor,
         df: int,
     ) -> tuple[Tensor, ...]:
-        B, M = F.shape[:2]
         kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
-        Psi = torch.addcmul(_share(added, B), kernel.K, _share(rest / df, B)[..., None, None])
-        # One call for both: on a GPU it takes as long as for one.
-        (_, C), (J, C_inverse), (half_logdet_K, half_logdet_Psi) = _inverse_factor(torch.stack([kernel.K, Psi]))
-        D = product(J, C, alpha=df**0.5)
-        DH = product(D, _share(H, B))
-        F_w = product(D, T, alpha=df**-0.5)
-        maps, found = kernel.project(J, product(F_w.mT, J))
-        logdet = half_logdet_Psi - half_logdet_K + 0.5 * M * math.log(df)
-        ctx.save_for_backward(*kernel, *found, tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w)
+        scale = make_scale(kernel.K, rest, added, T, H, df)
+        found = kernel.project(scale.maps)
+        ctx.save_for_backward(*kernel, *found, *scale, tt, jitter, rest, T)
         ctx.df = df
-        return product(C, T), found.seen[:, M:], _known(found.norms, logdet), (D * DH).sum((-2, -1)), logdet
+        mean = found.seen[:, F.shape[1] :]
+        return scale.F, mean, _known(found.norms, scale.logdet), scale.trace, scale.logdet
 
     @staticmethod
     @once_differentiable
@@ -239,31 +229,11 @@ class _WishartStep(torch.autograd.Function):
         ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor, trace_bar: Tensor, logdet_bar: Tensor
     ) -> tuple[Tensor | None, ...]:
         kernel, found = _KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
-        tt, jitter, rest, T, maps, C, C_inverse, D, DH, F_w = ctx.saved_tensors[10:]
-        (B, M), R, root = T.shape[:2], rest.shape[0], ctx.df**0.5
-        J = maps[:, :M]
-        trace_bar = trace_bar[..., None, None]
-
+        scale, (tt, jitter, rest, T) = Scale(*ctx.saved_tensors[10:19]), ctx.saved_tensors[19:]
         # ‖a‖² and the means F_wᵀa, with a = Jk. Of J̄ no more is needed than J̄Jᵀ.
-        against_a, *thin = pull_back_projection(kernel.P, kernel.p, maps, found, explained_bar, mean_bar, "seen")
-        F_w_bar = against_a[:, M:].mT
-        JJ_bar = product(F_w, F_w_bar.mT, into=against_a[:, :M], lower=True)
-
-        # tr(DHDᵀ) and F_w = DT/√ν, with D = √ν JC; F = CT. Of C̄ no more is needed than CᵀC̄.
-        D_bar = product(F_w_bar, T.mT, alpha=1 / root, into=DH * (2 * trace_bar), lower=True)
-        H_bar = product(_fold_samples(D, R).mT, _fold_samples(D * trace_bar, R))
-        C_F_bar = product(C.mT, F_bar)
-        T_bar = product(D.mT, F_w_bar, alpha=1 / root, into=C_F_bar.clone())
-        product(D_bar, D.mT, into=JJ_bar, lower=True)
-        CC_bar = product(C_F_bar, T.mT, into=product(D.mT, D_bar, lower=True), lower=True)
-
-        # C Cᵀ = Ψ = (1 − q)K/ν + qVVᵀ.
-        Psi_bar = _pull_back_factor(C_inverse, CC_bar, logdet_bar)
-        rest_bar = _total((Psi_bar * kernel.K).sum((-2, -1)), R) / ctx.df
-        K_bar = _pull_back_factor(J, JJ_bar.neg_(), -logdet_bar)
-        K_bar.addcmul_(Psi_bar, _share(rest / ctx.df, B)[..., None, None])
-        below = kernel.pull_back(K_bar, *thin, tt, jitter)
-        return *below, None, rest_bar, _total(Psi_bar, R), T_bar, H_bar, None
+        against_a, *thin = pull_back_projection(kernel.P, kernel.p, scale.maps, found, explained_bar, mean_bar, "seen")
+        K_bar, *own = pull_back_scale(kernel.K, rest, T, scale, against_a, F_bar, trace_bar, logdet_bar, ctx.df)
+        return *kernel.pull_back(K_bar, *thin, tt, jitter), None, *own, None
 
 
 class _WhitenedStep(torch.autograd.Function):
@@ -280,9 +250,10 @@ class _WhitenedStep(torch.autograd.Function):
         df: int,
     ) -> tuple[Tensor, ...]:
         kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
-        L, J, half_logdet_K = _inverse_factor(kernel.K)
+        L, J, half_logdet_K = inverse_factor(kernel.K)
         M, F_w = T.shape[1], T * df**-0.5
-        maps, found = kernel.project(J, product(F_w.mT, J))
+        maps = torch.cat([J, product(F_w.mT, J)], -2)
+        found = kernel.project(maps)
         ctx.save_for_backward(*kernel, *found, tt, jitter, L, maps, F_w)
         ctx.df = df
         return product(L, F_w), found.seen[:, M:], _known(found.norms, half_logdet_K)
@@ -300,7 +271,7 @@ class _WhitenedStep(torch.autograd.Function):
         L_F_bar = product(L.mT, F_bar)
         inner = product(F_w, F_w_bar.mT, into=against_a[:, :M], lower=True).neg()
         product(L_F_bar, F_w.mT, into=inner, lower=True)
-        K_bar = _pull_back_factor(maps[:, :M], inner, torch.zeros_like(tt[:, 0]))
+        K_bar = pull_back_factor(maps[:, :M], inner, torch.zeros_like(tt[:, 0]))
         below = kernel.pull_back(K_bar, *thin, tt, jitter)
         return *below, None, (L_F_bar + F_w_bar) * ctx.df**-0.5, None
 
@@ -320,17 +291,18 @@ class _OutputStep(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         B, columns = F.shape[0], v.shape[-1]
         kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
-        ell_s = _share(ell, B)
+        ell_s = share(ell, B)
         K_ell = product(kernel.K, ell_s)
         M = K_ell.shape[-1]
         C = product(ell_s.mT, K_ell, lower=True)
         C.diagonal(dim1=-2, dim2=-1).add_(1)
-        _, H_inverse, half_logdet = _inverse_factor(C)
+        _, H_inverse, half_logdet = inverse_factor(C)
         W = product(H_inverse, ell_s.mT)
-        z = product(W.mT, product(W, _share(v, B)))
+        z = product(W.mT, product(W, share(v, B)))
         trace = (H_inverse * H_inverse).sum((-2, -1)) - M
         kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
-        maps, found = kernel.project(W, z.mT)
+        maps = torch.cat([W, z.mT], -2)
+        found = kernel.project(maps)
         ctx.save_for_backward(*kernel, *found, tt, jitter, ell, v, K_ell, H_inverse, maps, z)
         return found.seen[:, M:].clone(), _known(found.norms, half_logdet), kl  # predictions must not keep all of it
 
@@ -341,7 +313,7 @@ class _OutputStep(torch.autograd.Function):
         tt, jitter, ell, v, K_ell, H_inverse, maps, z = ctx.saved_tensors[10:]
         (B, M), R, columns = z.shape[:2], ell.shape[0], v.shape[-1]
         W = maps[:, :M]
-        ell_s, v_s, weight = _share(ell, B), _share(v, B), kl_bar[..., None, None]
+        ell_s, v_s, weight = share(ell, B), share(v, B), kl_bar[..., None, None]
 
         # ‖b‖² with b = Wk, and the means zᵀk.
         maps_bar, *thin = pull_back_projection(kernel.P, kernel.p, maps, found, explained_bar, mean_bar, "k")
@@ -351,52 +323,18 @@ class _OutputStep(torch.autograd.Function):
         W_z_bar = product(W, z_bar)
         W_bar = product(product(W, v_s), z_bar.mT, into=maps_bar[:, :M])
         product(W_z_bar, v_s.mT, into=W_bar)
-        v_bar = _total(product(W.mT, W_z_bar), R)
+        v_bar = total(product(W.mT, W_z_bar), R)
 
         # W = H⁻¹ℓᵀ, where H Hᵀ = I + ℓᵀKℓ; and ½c‖H⁻¹‖² + cΣ log H_ii.
         HH_bar = product(W_bar, W.mT, lower=True)
         HH_bar.addcmul_(product(H_inverse, H_inverse.mT, lower=True), columns * weight).neg_()
-        C_bar = _pull_back_factor(H_inverse, HH_bar, columns * kl_bar)
+        C_bar = pull_back_factor(H_inverse, HH_bar, columns * kl_bar)
         C_bar += C_bar.mT.clone()
-        ell_bar = _total(product(K_ell, C_bar, into=product(W_bar.mT, H_inverse)), R)
+        ell_bar = total(product(K_ell, C_bar, into=product(W_bar.mT, H_inverse)), R)
         K_bar = product(weight * z, z.mT, into=product(ell_s, product(C_bar, ell_s.mT))).mul_(0.5)
         return *kernel.pull_back(K_bar, *thin, tt, jitter), None, ell_bar, v_bar
-
-
-def _inverse_factor(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L, L⁻¹ and Σ log L_ii of K = L Lᵀ; the last is NaN where there is no factor, and takes that to the loss."""
-    L, L_inverse, info = inverse_factor(K)
-    half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return L, L_inverse, half_logdet.masked_fill(info != 0, torch.nan)
 
 
 def _known(norms: Tensor, half_logdet: Tensor) -> Tensor:
     """‖a_t‖², NaN where there is no factor: what is made of it must not look like a result."""
     return norms.masked_fill(half_logdet.isnan()[..., None], torch.nan)
-
-
-def _pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor) -> Tensor:
-    r"""A gradient of K = L Lᵀ, :math:`J^\top \Phi(L^\top\bar L - \bar J J^\top) J`.
-
-    See :func:`deepwishart.linalg.pull_back`. It is not symmetric, which makes no difference to what a symmetric K is
-    made from. ``inner`` is used up.
-    """
-    diagonal = inner.tril_().diagonal(dim1=-2, dim2=-1)
-    diagonal.add_(half_logdet_bar[..., None]).mul_(0.5)
-    return product(L_inverse.mT, product(inner, L_inverse))
-
-
-def _share(x: Tensor, B: int) -> Tensor:
-    """What samples share, (R, …), so that it broadcasts against (B, …)."""
-    R = x.shape[0]
-    return x[0] if R == 1 else x.repeat_interleave(B // R, 0)
-
-
-def _total(x: Tensor, R: int) -> Tensor:
-    """The sum over samples: (B, …) → (R, …)."""
-    return x.unflatten(0, (R, -1)).sum(1)
-
-
-def _fold_samples(x: Tensor, R: int) -> Tensor:
-    """(B, M, ·) → (R, samples · M, ·)."""
-    return x.reshape(R, -1, x.shape[-1])

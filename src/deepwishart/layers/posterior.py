@@ -12,6 +12,7 @@ from deepwishart.distributions.bartlett import Bartlett, BartlettNoise, standard
 from deepwishart.distributions.bartlett_wishart import BartlettWishart, column_noise, mix_columns
 from deepwishart.distributions.gamma import GammaNoise
 from deepwishart.linalg import Cholesky, add_to_diagonal, cholesky, shared_matmul
+from deepwishart.products import matmul, product
 
 __all__ = ["INITIALISATIONS", "POSTERIORS", "Draw", "Initialisation", "WishartPosterior", "draw_together"]
 
@@ -141,7 +142,7 @@ class WishartPosterior(nn.Module):
             self.log_rate,
             self.loc,
             self.log_scale,
-            self.get_buffer("V_unit") @ self.V if self.relative else self.V,
+            matmul(self.get_buffer("V_unit"), self.V) if self.relative else self.V,
             self.q_logit,
             None if self.family == "gw" else self.rows,
             self.columns if self.family == "ab-gw" else None,
@@ -199,7 +200,7 @@ class PosteriorTensors(NamedTuple):
     def scale_parts(self) -> tuple[Tensor, Tensor]:
         """1 − q, shape ``(*batch)``, and q V Vᵀ."""
         rest = (-self.q_logit).sigmoid()  # 1 − q, without the zero that rounding makes of it
-        return rest, self.q_logit.sigmoid()[..., None, None] * (self.V @ self.V.mT)
+        return rest, self.q_logit.sigmoid()[..., None, None] * matmul(self.V, self.V.mT)
 
     def root(self, prior: Cholesky) -> tuple[Tensor, Tensor]:
         """chol(Ψ) and the logarithm of its determinant."""
@@ -221,10 +222,10 @@ class PosteriorTensors(NamedTuple):
         mean, n = mix_columns(mean, B), column_noise(variance, B)
         divergence = bartlett.kl_to_base_measure(self.df)
         if A is None:
-            second_moment = mean @ mean.mT + n.diag_embed()
+            second_moment = matmul(mean, mean.mT) + n.diag_embed()
         else:
-            mean, T = A @ mean, shared_matmul(A, T)
-            second_moment = mean @ mean.mT + (A * n[..., None, :]) @ A.mT
+            mean, T = matmul(A, mean), shared_matmul(A, T)
+            second_moment = matmul(mean, mean.mT) + matmul(A * n[..., None, :], A.mT)
         if self.whitened:
             # L_S⁻¹A is the same whatever S is, and so is the divergence.
             inner = cholesky(add_to_diagonal(added, rest), jitter=0.0)
@@ -261,12 +262,12 @@ class _UnitLU(torch.autograd.Function):
         for triangle in (lower, upper):
             triangle.diagonal(dim1=-2, dim2=-1).fill_(1)
         ctx.save_for_backward(lower, upper)
-        return lower @ upper
+        return product(lower, upper)
 
     @staticmethod
     def backward(ctx: Any, bar: Tensor) -> Tensor:
         lower, upper = ctx.saved_tensors
-        return (bar @ upper.mT).tril(-1) + (lower.mT @ bar).triu(1)
+        return product(bar, upper.mT).tril(-1) + product(lower.mT, bar).triu(1)
 
 
 def _unit(strict: Tensor) -> Tensor:

@@ -2,13 +2,15 @@
 
 On a CPU and in float64, C code of our own does them where it could be compiled (:mod:`deepwishart.products.native`); it
 knows zeros when it meets them, so that a triangular matrix costs half, and does what follows a product on the way.
-Elsewhere, and where a gradient is to be taken through them, torch does. The results are the same but for rounding.
-[docs/performance.md]
+Elsewhere torch does. The results are the same but for rounding. Only :func:`matmul` has a gradient: the others are for
+forward and backward passes that are written by hand. [docs/performance.md]
 
 Tensors have shape ``(*batch, ·, ·)``; batch dimensions broadcast.
 """
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ __all__ = [
     "exponential_of_product",
     "inverse_factor",
     "inverse_tril",
+    "matmul",
     "product",
 ]
 
@@ -44,6 +47,31 @@ def product(
     return _multiply(library, A, B, into, alpha, lower)
 
 
+def matmul(A: Tensor, B: Tensor) -> Tensor:
+    """A B, with gradients of any order.
+
+    Args:
+        A: Shape ``(*batch, m, k)``.
+        B: Shape ``(*batch, k, n)``.
+    """
+    if _library(A, B) is None:
+        return A @ B
+    C: Tensor = _Matmul.apply(A, B)
+    return C
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, A: Tensor, B: Tensor) -> Tensor:
+        ctx.save_for_backward(A, B)
+        return product(A, B)
+
+    @staticmethod
+    def backward(ctx: Any, C_bar: Tensor) -> tuple[Tensor, Tensor]:
+        A, B = ctx.saved_tensors
+        return matmul(C_bar, B.mT).sum_to_size(A.shape), matmul(A.mT, C_bar).sum_to_size(B.shape)
+
+
 def exponential_of_product(A: Tensor, B: Tensor, cap: Tensor) -> Tensor:
     """exp(min(A B, cap)), entry by entry.
 
@@ -59,21 +87,20 @@ def exponential_of_product(A: Tensor, B: Tensor, cap: Tensor) -> Tensor:
 
 
 def inverse_factor(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L and L⁻¹ of K = L Lᵀ, without gradients, and what is not zero where there is no factor, shape ``(*batch)``.
+    """L and L⁻¹ of K = L Lᵀ, without gradients, and Σ log L_ii, shape ``(*batch)``.
 
-    Nothing looks at the last on the way, so nothing synchronises a device.
+    The last is NaN where there is no factor; L and L⁻¹ mean nothing there. Nothing looks at it on the way, so nothing
+    synchronises a device.
     """
-    library = usable_library(K, K)
+    library = usable_library(K)
     if library is None:
         L, info = torch.linalg.cholesky_ex(K, check_errors=False)
-        return L, inverse_tril(L), info
-    *batch, n, _ = K.shape
-    L, J = (torch.empty(K.shape, dtype=K.dtype) for _ in range(2))
-    info = torch.empty(batch, dtype=torch.int64)
-    flat = K.reshape(-1, n, n)
-    outputs = (L.data_ptr(), J.data_ptr(), info.data_ptr())
-    require_memory(library.inverse_factor(len(flat), n, flat.data_ptr(), *flat.stride(), *outputs))
-    return L, J, info
+        half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return L, inverse_tril(L), half_logdet.masked_fill(info != 0, torch.nan)
+    K = K.contiguous()
+    L, J, half_logdet = torch.empty_like(K), torch.empty_like(K), K.new_empty(K.shape[:-2])
+    call(library.inverse_factor, half_logdet.numel(), K.shape[-1], K, L, J, half_logdet)
+    return L, J, half_logdet
 
 
 def inverse_tril(tril: Tensor) -> Tensor:
@@ -82,13 +109,23 @@ def inverse_tril(tril: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(tril, identity.expand_as(tril), upper=False)
 
 
-def usable_library(A: Tensor, B: Tensor) -> ctypes.CDLL | None:
-    """The library, if it can do this."""
-    if torch.compiler.is_compiling() or not (A.is_cpu and A.dtype == B.dtype == torch.float64):
+def usable_library(*tensors: Tensor) -> ctypes.CDLL | None:
+    """The library, if it can do this and no gradient has to be taken through it."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return None
-    if torch.is_grad_enabled() and (A.requires_grad or B.requires_grad):
+    return _library(*tensors)
+
+
+def _library(*tensors: Tensor) -> ctypes.CDLL | None:
+    if torch.compiler.is_compiling() or not all(x.is_cpu and x.dtype == torch.float64 for x in tensors):
         return None
     return load().library
+
+
+def call(function: Callable[..., int], *arguments: Tensor | float | None) -> None:
+    """Call a function of the library; of tensors, which must be contiguous, it gets the memory."""
+    if function(*(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)):
+        raise MemoryError("There is not enough memory for a product of matrices. Use fewer samples or smaller batches.")
 
 
 def _multiply(
@@ -104,15 +141,15 @@ def _multiply(
     C = A.new_empty(*batch, m, n) if into is None else into
     A, B = _one_batch(A, batch), _one_batch(B, batch)
     cap = None if cap is None else cap.expand(*batch, 1, 1).reshape(-1)
-    failed = library.product(
+    call(
+        library.product,
         *(batch.numel(), m, n, k),
-        *(A.data_ptr(), *A.stride()),
-        *(B.data_ptr(), *B.stride()),
-        *(C.data_ptr(), 0 if C.ndim == 2 else C.stride(-3), C.stride(-2)),
+        *(A, *A.stride()),
+        *(B, *B.stride()),
+        *(C, 0 if C.ndim == 2 else C.stride(-3), C.stride(-2)),
         *(alpha, into is not None, lower),
-        *((None, 0) if cap is None else (cap.data_ptr(), *cap.stride())),
+        *((None, 0) if cap is None else (cap, *cap.stride())),
     )
-    require_memory(failed)
     return C
 
 
@@ -127,8 +164,3 @@ def _one_batch(X: Tensor, batch: torch.Size) -> Tensor:
         return X
     X = X.expand(*batch, *X.shape[-2:])
     return X[None] if X.ndim == 2 else X if X.ndim == 3 else X.flatten(0, -3)
-
-
-def require_memory(failed: int) -> None:
-    if failed:
-        raise MemoryError("There is not enough memory for a product of matrices. Use fewer samples or smaller batches.")

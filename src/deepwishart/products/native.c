@@ -31,9 +31,10 @@ numbers; a result has its columns side by side. Functions return 0, or 1 where t
 #define ROWS 4
 #endif
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8") /* so that sums stay in registers */
 
 enum { WIDTH = 3, COLUMNS = WIDTH * LANES, DEPTH = 384 };
-enum { CHUNK = 480, POINTS = 480, GROUPS = 8, BLOCK = 24 }; /* columns of a task, and so on: see where they are used */
+enum { CHUNK = 480, POINTS = 240, GROUPS = 8, BLOCK = 16 }; /* columns of a task, and so on: see where they are used */
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
 typedef double loose __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
@@ -134,28 +135,29 @@ static Range nonzero(const double *panel, long k, long width) {
   return range;
 }
 
-INLINE void multiply(
-    const int width, long k, const double *restrict a, const double *restrict b, double *restrict tile) {
+/* α a b of two panels. */
+INLINE void multiply(const int width, long k, const double *restrict a, const double *restrict b, double alpha,
+                     double *restrict tile) {
   vec sum[ROWS][WIDTH];
-  for (int i = 0; i < ROWS; i++)
-    for (int w = 0; w < width; w++) sum[i][w] = (vec){0};
+  UNROLL for (int i = 0; i < ROWS; i++)
+    UNROLL for (int w = 0; w < width; w++) sum[i][w] = (vec){0};
   for (long p = 0; p < k; p++, a += ROWS, b += width * LANES) {
     vec x[WIDTH];
-    for (int w = 0; w < width; w++) x[w] = *(const loose *)(b + w * LANES);
-    for (int i = 0; i < ROWS; i++)
-      for (int w = 0; w < width; w++) sum[i][w] += a[i] * x[w];
+    UNROLL for (int w = 0; w < width; w++) x[w] = *(const loose *)(b + w * LANES);
+    UNROLL for (int i = 0; i < ROWS; i++)
+      UNROLL for (int w = 0; w < width; w++) sum[i][w] += a[i] * x[w];
   }
-  for (int i = 0; i < ROWS; i++)
-    for (int w = 0; w < width; w++) *(loose *)(tile + i * COLUMNS + w * LANES) = sum[i][w];
+  UNROLL for (int i = 0; i < ROWS; i++)
+    UNROLL for (int w = 0; w < width; w++) *(vec *)(tile + i * COLUMNS + w * LANES) = alpha * sum[i][w];
 }
 
-static void multiply_panels(long width, long k, const double *a, const double *b, double *tile) {
+static void multiply_panels(long width, long k, const double *a, const double *b, double alpha, double *tile) {
   if (width == 3 * LANES)
-    multiply(3, k, a, b, tile);
+    multiply(3, k, a, b, alpha, tile);
   else if (width == 2 * LANES)
-    multiply(2, k, a, b, tile);
+    multiply(2, k, a, b, alpha, tile);
   else
-    multiply(1, k, a, b, tile);
+    multiply(1, k, a, b, alpha, tile);
 }
 
 static vec choose(bits where, vec yes, vec no) { return (vec)((where & (bits)yes) | (~where & (bits)no)); }
@@ -186,8 +188,6 @@ static void exponentials(double *x, long count, double cap) {
 INLINE void finish(double *x, const long rows, const long columns, long i, long j, double *C, long C_row, int adds,
                    int is_last, const Finish *how) {
   double *c = C + i * C_row + j;
-  if (how->alpha != 1)
-    for (long s = 0; s < ROWS * COLUMNS; s++) x[s] *= how->alpha;
   if (adds)
     for (long r = 0; r < rows; r++)
       for (long s = 0; s < columns; s++) x[r * COLUMNS + s] += c[r * C_row + s];
@@ -205,13 +205,14 @@ INLINE void finish(double *x, const long rows, const long columns, long i, long 
 }
 
 static long space_of_product(long m, long k) {
-  return (up_to_multiple(m, ROWS) + COLUMNS) * least(k, DEPTH) + 2 * up_to_multiple(m, ROWS);
+  return (up_to_multiple(m, ROWS) + COLUMNS) * least(k, DEPTH) + 2 * up_to_multiple(m, ROWS) + 8;
 }
 
 /* Columns j0 to j1 − 1 of C = A B, where A is m × K. */
 static void multiply_matrices(
     long m, long K, long j0, long j1, Matrix A, Matrix B, double *C, long C_row, const Finish *how, double *space) {
   double tile[ROWS * COLUMNS] __attribute__((aligned(64)));
+  space = (double *)up_to_multiple((long)space, 64); /* a vector that crosses a line of the cache takes twice as long */
   Range *ranges = (Range *)space;
   double *packed_A = space + 2 * up_to_multiple(m, ROWS), *packed_B = packed_A + up_to_multiple(m, ROWS) * least(K, DEPTH);
   if (how->norms) memset(how->norms + j0, 0, 8 * (j1 - j0));
@@ -227,11 +228,13 @@ static void multiply_matrices(
       pack(B.at + j * B.column + from * B.row, B.column, B.row, columns, k, width, packed_B);
       Range right = nonzero(packed_B, k, width);
       for (long i = 0; i < m; i += ROWS) {
-        long rows = least(ROWS, m - i), is_above = how->is_lower && j > i + rows - 1;
-        if (is_above && adds) continue;
+        long rows = least(ROWS, m - i);
+        if (how->is_lower && j > i + rows - 1) { /* above the diagonal */
+          for (long r = 0; r < (adds ? 0 : rows); r++) memset(C + (i + r) * C_row + j, 0, 8 * columns);
+          continue;
+        }
         long first = most(ranges[i / ROWS].first, right.first), last = least(ranges[i / ROWS].last, right.last);
-        long depth = is_above ? 0 : most(last - first, 0);
-        multiply_panels(width, depth, packed_A + i * k + first * ROWS, packed_B + first * width, tile);
+        multiply_panels(width, most(last - first, 0), packed_A + i * k + first * ROWS, packed_B + first * width, how->alpha, tile);
         if (rows == ROWS && columns == COLUMNS) /* the compiler makes straight lines of loops that it knows */
           finish(tile, ROWS, COLUMNS, i, j, C, C_row, adds, is_last, how);
         else
@@ -245,7 +248,7 @@ static void multiply_matrices(
 static long columns_of_task(long batch, long n) {
   long threads = omp_get_max_threads(), tasks = (n + CHUNK - 1) / CHUNK;
   while (batch * tasks % threads && n / tasks > 2 * COLUMNS) tasks++;
-  return up_to_multiple((n + tasks - 1) / tasks, COLUMNS);
+  return up_to_multiple((n + tasks - 1) / tasks, LANES);
 }
 
 int product(long batch, long m, long n, long k, const double *A, long A_next, long A_row, long A_column, const double *B,
@@ -278,7 +281,7 @@ static long points_of_task(long N) {
 /* k = exp(min(P p, cap)), its image seen = maps k, and the squared norms of the first M rows of that, where P is M × c,
 p is c × N and maps is rows × M. */
 int project(long batch, long M, long c, long N, long rows, const double *P, const double *p, const double *cap,
-            long cap_next, const double *maps, double *k, double *seen, double *norms) {
+            const double *maps, double *k, double *seen, double *norms) {
   if (!batch || !N) return 0;
   long points = points_of_task(N), tasks = (N + points - 1) / points;
   int failed = 0;
@@ -291,7 +294,7 @@ int project(long batch, long M, long c, long N, long rows, const double *P, cons
       continue;
     }
     Matrix left = {P + e * M * c, c, 1}, right = {p + e * c * N, N, 1};
-    Finish exponentiate = {.alpha = 1, .cap = cap + e * cap_next};
+    Finish exponentiate = {.alpha = 1, .cap = cap + e};
     multiply_matrices(M, c, j0, j1, left, right, k + e * M * N, N, &exponentiate, space);
     Matrix map = {maps + e * rows * M, M, 1}, kernel = {k + e * M * N, N, 1};
     Finish with_norms = {.alpha = 1, .norms = norms + e * N, .norm_rows = M};
@@ -325,8 +328,8 @@ static void pull_back_points(
   multiply_matrices(M, x.rows, 0, n, back, image, E, n, &weigh, space);
 
   Matrix P_transposed = {x.P, 1, x.c}, p_transposed = {x.p + j0, 1, N};
-  Finish plain = {.alpha = 1}, add = {.alpha = 1, .adds = adds};
-  multiply_matrices(x.c, M, 0, n, P_transposed, exponents, p_bar + j0, N, &plain, space);
+  Finish whole = {.alpha = 1}, add = {.alpha = 1, .adds = adds};
+  multiply_matrices(x.c, M, 0, n, P_transposed, exponents, p_bar + j0, N, &whole, space);
   multiply_matrices(M, n, 0, x.c, exponents, p_transposed, P_bar, x.c, &add, space);
 }
 
@@ -419,24 +422,135 @@ static long factor_and_invert(long n, double *L, double *J, double *space) {
   return 0;
 }
 
-/* The factors L of K = L Lᵀ, their inverses J, and rows without a positive pivot, from 1; L and J are NaN then. */
-int inverse_factor(long batch, long n, const double *K, long K_next, long K_row, long K_column, double *L, double *J,
-                   int64_t *info) {
+/* The factor L of K = L Lᵀ, of which the lower triangle is given in L, its inverse J, and Σ log L_ii; all NaN where there
+is none. */
+static double factor(long n, double *L, double *J, double *space) {
+  memset(J, 0, 8 * n * n);
+  for (long i = 0; i < n; i++) memset(L + i * n + i + 1, 0, 8 * (n - 1 - i));
+  if (factor_and_invert(n, L, J, space)) {
+    for (long i = 0; i < n * n; i++) L[i] = J[i] = NAN;
+    return NAN;
+  }
+  double sum = 0;
+  for (long i = 0; i < n; i++) sum += log(L[i * n + i]);
+  return sum;
+}
+
+static long space_of_factor(long n) { return BLOCK * n + space_of_product(n, n); }
+
+int inverse_factor(long batch, long n, const double *K, double *L, double *J, double *half_logdet) {
   int failed = 0;
 #pragma omp parallel for schedule(dynamic) if (batch > 1)
   for (long e = 0; e < batch; e++) {
-    double *space = workspace(BLOCK * n + space_of_product(n, n)), *l = L + e * n * n, *j = J + e * n * n;
-    if (!space) {
+    double *space = workspace(space_of_factor(n));
+    if (space) {
+      memcpy(L + e * n * n, K + e * n * n, 8 * n * n);
+      half_logdet[e] = factor(n, L + e * n * n, J + e * n * n, space);
+    } else
+      failed = 1;
+  }
+  return failed;
+}
+
+/* C = α A B, or C + α A B, of whole matrices, with C's rows one after the other. */
+static void put(long m, long k, long n, double alpha, Matrix A, Matrix B, int adds, int is_lower, double *C, double *space) {
+  Finish how = {.alpha = alpha, .adds = adds, .is_lower = is_lower};
+  multiply_matrices(m, k, 0, n, A, B, C, n, &how, space);
+}
+
+static Matrix plain(const double *at, long columns) { return (Matrix){at, columns, 1}; }
+static Matrix transposed(const double *at, long columns) { return (Matrix){at, 1, columns}; }
+
+/* What deepwishart.products.scale makes of K, sample by sample; `samples` share rest, added and H. */
+int scale(long batch, long samples, long M, long c, double nu, const double *K, const double *rest, const double *added,
+          const double *T, const double *H, double *maps, double *C, double *C_inverse, double *D, double *DH,
+          double *F_w, double *F, double *trace, double *logdet) {
+  long square = M * M, thin = M * c;
+  double root = sqrt(nu);
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch > 1)
+  for (long e = 0; e < batch; e++) {
+    long shared = e / samples;
+    double *L = workspace(square + space_of_factor(M) + space_of_product(most(M, c), most(M, c))), *space = L + square;
+    if (!L) {
       failed = 1;
       continue;
     }
-    memset(l, 0, 8 * n * n);
-    memset(j, 0, 8 * n * n);
-    for (long r = 0; r < n; r++)
-      for (long c = 0; c <= r; c++) l[r * n + c] = K[e * K_next + r * K_row + c * K_column];
-    info[e] = factor_and_invert(n, l, j, space);
-    if (info[e])
-      for (long i = 0; i < n * n; i++) l[i] = j[i] = NAN;
+    const double *k = K + e * square, *V = added + shared * square, *t = T + e * thin;
+    double *J = maps + e * (square + thin), *Psi = C + e * square, *inverse = C_inverse + e * square;
+    double *d = D + e * square, *dh = DH + e * square, *f_w = F_w + e * thin;
+    for (long i = 0; i < square; i++) Psi[i] = V[i] + rest[shared] / nu * k[i];
+    memcpy(L, k, 8 * square);
+    double half_logdet_K = factor(M, L, J, space), half_logdet_Psi = factor(M, Psi, inverse, space);
+    logdet[e] = half_logdet_Psi - half_logdet_K + 0.5 * M * log(nu);
+    put(M, M, M, root, plain(J, M), plain(Psi, M), 0, 1, d, space);
+    put(M, M, M, 1, plain(d, M), plain(H + shared * square, M), 0, 0, dh, space);
+    put(M, M, c, 1 / root, plain(d, M), plain(t, c), 0, 0, f_w, space);
+    put(c, M, M, 1, transposed(f_w, c), plain(J, M), 0, 0, J + square, space);
+    put(M, M, c, 1, plain(Psi, M), plain(t, c), 0, 0, F + e * thin, space);
+    double sum = 0;
+    for (long i = 0; i < square; i++) sum += d[i] * dh[i];
+    trace[e] = sum;
+  }
+  return failed;
+}
+
+/* JᵀΦJ, plus what is there or not, where Φ is the lower triangle of `inner` with `shift` added to its diagonal and half of
+that taken; `inner` is used up, and `other` as large. */
+static void pull_back_factor(
+    long M, double *inner, double shift, const double *J, int adds, double *K_bar, double *other, double *space) {
+  for (long i = 0; i < M; i++) inner[i * M + i] = 0.5 * (inner[i * M + i] + shift);
+  put(M, M, M, 1, plain(inner, M), plain(J, M), 0, 1, other, space);
+  put(M, M, M, 1, transposed(J, M), plain(other, M), adds, 0, K_bar, space);
+}
+
+int pull_back_scale(long batch, long samples, long M, long c, double nu, const double *K, const double *rest,
+                    const double *T, const double *maps, const double *C, const double *C_inverse, const double *D,
+                    const double *DH, const double *F_w, const double *against, const double *F_bar,
+                    const double *trace_bar, const double *logdet_bar, double *K_bar, double *rest_bar,
+                    double *added_bar, double *T_bar, double *H_bar) {
+  long square = M * M, thin = M * c;
+  double root = sqrt(nu);
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch > 1)
+  for (long e = 0; e < batch; e++) {
+    double *JJ_bar = workspace(4 * square + thin + space_of_product(most(M, c), most(M, c))), *CC_bar = JJ_bar + square;
+    double *D_bar = CC_bar + square, *other = D_bar + square, *C_F_bar = other + square, *space = C_F_bar + thin;
+    if (!JJ_bar) {
+      failed = 1;
+      continue;
+    }
+    const double *k = K + e * square, *t = T + e * thin, *J = maps + e * (square + thin), *f_w = F_w + e * thin;
+    const double *c_e = C + e * square, *d = D + e * square, *dh = DH + e * square;
+    const double *J_bar = against + e * (square + thin), *F_w_bar_transposed = J_bar + square;
+    double *t_bar = T_bar + e * thin, *Psi_bar = added_bar + e * square, share = rest[e / samples] / nu;
+
+    memset(D_bar, 0, 8 * square);
+    for (long i = 0; i < M; i++)
+      for (long j = 0; j <= i; j++) {
+        JJ_bar[i * M + j] = -J_bar[i * M + j];
+        D_bar[i * M + j] = 2 * trace_bar[e] * dh[i * M + j];
+      }
+    for (long i = 0; i < M; i++) memset(JJ_bar + i * M + i + 1, 0, 8 * (M - 1 - i));
+    Matrix F_w_bar = transposed(F_w_bar_transposed, M);
+    put(M, c, M, -1, plain(f_w, c), plain(F_w_bar_transposed, M), 1, 1, JJ_bar, space);
+    put(M, c, M, 1 / root, F_w_bar, transposed(t, c), 1, 1, D_bar, space);
+    put(M, M, M, trace_bar[e], transposed(d, M), plain(d, M), 0, 0, H_bar + e * square, space);
+    put(M, M, c, 1, transposed(c_e, M), plain(F_bar + e * thin, c), 0, 0, C_F_bar, space);
+    memcpy(t_bar, C_F_bar, 8 * thin);
+    put(M, M, c, 1 / root, transposed(d, M), F_w_bar, 1, 0, t_bar, space);
+    put(M, M, M, -1, plain(D_bar, M), transposed(d, M), 1, 1, JJ_bar, space);
+    put(M, M, M, 1, transposed(d, M), plain(D_bar, M), 0, 1, CC_bar, space);
+    put(M, c, M, 1, plain(C_F_bar, c), transposed(t, c), 1, 1, CC_bar, space);
+
+    pull_back_factor(M, CC_bar, logdet_bar[e], C_inverse + e * square, 0, Psi_bar, other, space);
+    double sum = 0;
+    for (long i = 0; i < square; i++) {
+      sum += Psi_bar[i] * k[i];
+      K_bar[e * square + i] = share * Psi_bar[i];
+    }
+    rest_bar[e] = sum / nu;
+    pull_back_factor(M, JJ_bar, -logdet_bar[e], J, 1, K_bar + e * square, other, space);
   }
   return failed;
 }

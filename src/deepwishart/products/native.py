@@ -98,9 +98,11 @@ def _open(path: Path) -> ctypes.CDLL:
     result = (_pointer, _whole, _whole)
     finish = (_number, ctypes.c_int, ctypes.c_int, _pointer, _whole)
     library.product.argtypes = [*(_whole,) * 4, *_matrix, *_matrix, *result, *finish]
-    library.project.argtypes = [*(_whole,) * 5, *(_pointer,) * 3, _whole, *(_pointer,) * 4]
+    library.inverse_factor.argtypes = [*(_whole,) * 2, *(_pointer,) * 4]
+    library.project.argtypes = [*(_whole,) * 5, *(_pointer,) * 7]
     library.pull_back_projection.argtypes = [*(_whole,) * 5, *(_pointer,) * 7, ctypes.c_int, *(_pointer,) * 3]
-    library.inverse_factor.argtypes = [_whole, _whole, *_matrix, _pointer, _pointer, _pointer]
+    library.scale.argtypes = [*(_whole,) * 4, _number, *(_pointer,) * 14]
+    library.pull_back_scale.argtypes = [*(_whole,) * 4, _number, *(_pointer,) * 18]
     return library
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from deepwishart.products import exponential_of_product, require_memory, usable_library
+from deepwishart.products import call, exponential_of_product, usable_library
 
 __all__ = ["Projection", "project", "pull_back_projection"]
 
@@ -47,8 +47,7 @@ def project(P: Tensor, p: Tensor, cap: Tensor, maps: Tensor) -> Projection:
     P, p, maps = (x.expand(*batch, *x.shape[-2:]).contiguous() for x in (P, p, maps))
     cap = cap.expand(*batch, 1, 1).contiguous()
     found = Projection(P.new_empty(*batch, M, N), P.new_empty(*batch, rows, N), P.new_empty(*batch, N))
-    inputs = (P.data_ptr(), p.data_ptr(), cap.data_ptr(), 1, maps.data_ptr())
-    require_memory(library.project(cap.numel(), M, c, N, rows, *inputs, *(x.data_ptr() for x in found)))
+    call(library.project, cap.numel(), M, c, N, rows, P, p, cap, maps, *found)
     return found
 
 
@@ -85,10 +84,8 @@ def pull_back_projection(
         return seen_bar @ other.mT, (p @ E.mT).mT, P.mT @ E
     P, p, maps, norms_bar, mean_bar = (x.contiguous() for x in (P, p, maps, norms_bar, mean_bar))
     results = P.new_empty(*batch, rows, M), torch.empty_like(P), torch.empty_like(p)
-    inputs = (x.data_ptr() for x in (P, p, k, maps, seen, norms_bar, mean_bar))
-    outputs = (x.data_ptr() for x in results)
-    sizes = (norms_bar.numel() // N, M, c, N, rows)
-    require_memory(library.pull_back_projection(*sizes, *inputs, against == "seen", *outputs))
+    sizes, inputs = (norms_bar.numel() // N, M, c, N, rows), (P, p, k, maps, seen, norms_bar, mean_bar)
+    call(library.pull_back_projection, *sizes, *inputs, against == "seen", *results)
     return results
 
 
