@@ -15,29 +15,7 @@ from torch.autograd.function import once_differentiable
 from deepwishart.products import product
 from deepwishart.products.projection import Projection, project, pull_back_projection
 
-__all__ = ["exp_of_product", "project_exp_of_product", "thin_factors"]
-
-
-def thin_factors(
-    F: Tensor, f: Tensor, tt: Tensor, inverse_lengthscale: Tensor, two_log_height: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """P, Q, p with k_ii = exp(P Q) and k_it = exp(P p).
-
-    They are [F/λ, −½‖F‖²/λ², 1], and for inducing and other points [f/λ, 1, 2 log h − ½‖f‖²/λ²]ᵀ.
-
-    Args:
-        F: Features of inducing points, shape ``(*batch, M, r)``.
-        f: Those of other points, shape ``(*batch, r, N)``.
-        tt: ‖f‖² or more, shape ``(*batch, N)``.
-        inverse_lengthscale: 1/λ, broadcasts to ``(*batch, 1, 1)``.
-        two_log_height: 2 log h, likewise.
-    """
-    F = F * inverse_lengthscale
-    half_norms = -0.5 * (F * F).sum(-1, keepdim=True)
-    last = torch.addcmul(two_log_height, tt[..., None, :], inverse_lengthscale * inverse_lengthscale, value=-0.5)
-    P = torch.cat([F, half_norms, torch.ones_like(half_norms)], -1)
-    Q = torch.cat([F, torch.ones_like(half_norms), half_norms + two_log_height], -1).mT
-    return P, Q, torch.cat([f * inverse_lengthscale, torch.ones_like(last), last], -2)
+__all__ = ["exp_of_product", "project_exp_of_product"]
 
 
 def exp_of_product(P: Tensor, p: Tensor, cap: Tensor) -> Tensor:

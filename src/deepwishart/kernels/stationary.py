@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels.base import Projection, ScaledKernel
-from deepwishart.kernels.exponential import exp_of_product, project_exp_of_product, thin_factors
+from deepwishart.kernels.exponential import exp_of_product, project_exp_of_product
 from deepwishart.linalg import columns_to_samples, samples_to_columns
+from deepwishart.products.kernel import thin_factors
 
 __all__ = ["Matern12", "Matern32", "Matern52", "RationalQuadratic", "SquaredExponential", "Stationary"]
 

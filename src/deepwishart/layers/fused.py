@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel, SquaredExponential
-from deepwishart.kernels.exponential import thin_factors
-from deepwishart.products import exponential_of_product, inverse_factor, product
+from deepwishart.products import inverse_factor, product
+from deepwishart.products.kernel import KernelMatrices
 from deepwishart.products.projection import Projection, project, pull_back_projection
 from deepwishart.products.scale import Scale, make_scale, pull_back_factor, pull_back_scale, share, total
 
@@ -146,59 +146,6 @@ def output_step(kernel: Fusable, ell: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     return _OutputStep.apply(*kernel[1:], ell, v)
 
 
-class _KernelMatrices(NamedTuple):
-    """K_ii = exp(P Q) + δI, with the factors of its exponents and of those of k_it = exp(P p)."""
-
-    P: Tensor
-    Q: Tensor
-    p: Tensor
-    K: Tensor
-    cap: Tensor  # the largest exponent, that of a point with itself
-    variance: Tensor  # h², shape (R)
-    inverse_lengthscale: Tensor  # shape (R)
-
-    @classmethod
-    def of(
-        cls, F: Tensor, f: Tensor, tt: Tensor, log_height: Tensor, log_lengthscale: Tensor, jitter: Tensor
-    ) -> "_KernelMatrices":
-        """From features and parameters."""
-        B = F.shape[0]
-        inverse, variance = (-log_lengthscale).exp(), (2 * log_height).exp()
-        cap = share(2 * log_height, B)[..., None, None]
-        P, Q, p = thin_factors(F, f, tt, share(inverse, B)[..., None, None], cap)
-        # Rounding may carry an exponent past the largest, and that one off.
-        K = exponential_of_product(P, Q, cap)
-        K.diagonal(dim1=-2, dim2=-1).copy_(share(variance * (1 + jitter), B)[..., None])
-        return cls(P, Q, p, K, cap, variance, inverse)
-
-    def project(self, maps: Tensor) -> Projection:
-        """What maps make of k; see :func:`~deepwishart.products.projection.project`."""
-        return project(self.P, self.p, self.cap, maps)
-
-    def pull_back(
-        self, K_bar: Tensor, P_bar: Tensor, p_bar: Tensor, tt: Tensor, jitter: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Gradients of F, f, tt, log h and log λ from those of K, and of P and p by way of k. K̄ is used up."""
-        P, Q, p, K, _, variance, inverse = self
-        B, c, R = P.shape[0], P.shape[-1] - 2, variance.shape[0]
-        diagonal = K_bar.diagonal(dim1=-2, dim2=-1)
-        traces = diagonal.sum(-1)
-        on_diagonal = diagonal * share(variance, B)[..., None]
-        E = K_bar.mul_(K)
-        E.diagonal(dim1=-2, dim2=-1).copy_(on_diagonal)
-        Q_bar = product(P.mT, E)
-        P_bar = product(E, Q.mT, into=P_bar.contiguous())
-        F = P[..., :c]
-        F_bar = P_bar[..., :c] + Q_bar[:, :c].mT
-        F_bar -= F * (P_bar[..., c] + Q_bar[:, c + 1])[..., None]
-        f_bar, last_bar = p_bar[:, :c], p_bar[:, c + 1]
-        inverse_s = share(inverse, B)[..., None, None]
-        tt_bar = last_bar * (-0.5 * inverse_s * inverse_s)[..., 0]
-        by_height = last_bar.sum(-1) + Q_bar[:, c + 1].sum(-1) + share(jitter * variance, B) * traces
-        by_lengthscale = (F * F_bar).sum((-2, -1)) + (p[:, :c] * f_bar).sum((-2, -1)) + 2 * (tt * tt_bar).sum(-1)
-        return F_bar * inverse_s, f_bar * inverse_s, tt_bar, 2 * total(by_height, R), -total(by_lengthscale, R)
-
-
 class _WishartStep(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -215,9 +162,9 @@ class _WishartStep(torch.autograd.Function):
         H: Tensor,
         df: int,
     ) -> tuple[Tensor, ...]:
-        kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
+        kernel = KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
         scale = make_scale(kernel.K, rest, added, T, H, df)
-        found = kernel.project(scale.maps)
+        found = project(kernel.P, kernel.p, kernel.cap, scale.maps)
         ctx.save_for_backward(*kernel, *found, *scale, tt, jitter, rest, T)
         ctx.df = df
         mean = found.seen[:, F.shape[1] :]
@@ -228,7 +175,7 @@ class _WishartStep(torch.autograd.Function):
     def backward(
         ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor, trace_bar: Tensor, logdet_bar: Tensor
     ) -> tuple[Tensor | None, ...]:
-        kernel, found = _KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
+        kernel, found = KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
         scale, (tt, jitter, rest, T) = Scale(*ctx.saved_tensors[10:19]), ctx.saved_tensors[19:]
         # ‖a‖² and the means F_wᵀa, with a = Jk. Of J̄ no more is needed than J̄Jᵀ.
         against_a, *thin = pull_back_projection(kernel.P, kernel.p, scale.maps, found, explained_bar, mean_bar, "seen")
@@ -249,11 +196,11 @@ class _WhitenedStep(torch.autograd.Function):
         T: Tensor,
         df: int,
     ) -> tuple[Tensor, ...]:
-        kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
+        kernel = KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
         L, J, half_logdet_K = inverse_factor(kernel.K)
         M, F_w = T.shape[1], T * df**-0.5
         maps = torch.cat([J, product(F_w.mT, J)], -2)
-        found = kernel.project(maps)
+        found = project(kernel.P, kernel.p, kernel.cap, maps)
         ctx.save_for_backward(*kernel, *found, tt, jitter, L, maps, F_w)
         ctx.df = df
         return product(L, F_w), found.seen[:, M:], _known(found.norms, half_logdet_K)
@@ -261,7 +208,7 @@ class _WhitenedStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, F_bar: Tensor, mean_bar: Tensor, explained_bar: Tensor) -> tuple[Tensor | None, ...]:
-        kernel, found = _KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
+        kernel, found = KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
         tt, jitter, L, maps, F_w = ctx.saved_tensors[10:]
         M = F_w.shape[1]
 
@@ -290,7 +237,7 @@ class _OutputStep(torch.autograd.Function):
         v: Tensor,
     ) -> tuple[Tensor, ...]:
         B, columns = F.shape[0], v.shape[-1]
-        kernel = _KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
+        kernel = KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
         ell_s = share(ell, B)
         K_ell = product(kernel.K, ell_s)
         M = K_ell.shape[-1]
@@ -302,14 +249,14 @@ class _OutputStep(torch.autograd.Function):
         trace = (H_inverse * H_inverse).sum((-2, -1)) - M
         kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
         maps = torch.cat([W, z.mT], -2)
-        found = kernel.project(maps)
+        found = project(kernel.P, kernel.p, kernel.cap, maps)
         ctx.save_for_backward(*kernel, *found, tt, jitter, ell, v, K_ell, H_inverse, maps, z)
         return found.seen[:, M:].clone(), _known(found.norms, half_logdet), kl  # predictions must not keep all of it
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_bar: Tensor, explained_bar: Tensor, kl_bar: Tensor) -> tuple[Tensor | None, ...]:
-        kernel, found = _KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
+        kernel, found = KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
         tt, jitter, ell, v, K_ell, H_inverse, maps, z = ctx.saved_tensors[10:]
         (B, M), R, columns = z.shape[:2], ell.shape[0], v.shape[-1]
         W = maps[:, :M]

@@ -461,6 +461,96 @@ static void put(long m, long k, long n, double alpha, Matrix A, Matrix B, int ad
 static Matrix plain(const double *at, long columns) { return (Matrix){at, columns, 1}; }
 static Matrix transposed(const double *at, long columns) { return (Matrix){at, 1, columns}; }
 
+/* What deepwishart.products.kernel makes of features, sample by sample: the thin factors P, Qᵀ and p, and K, whose
+diagonal is given; `samples` share it and the parameters. */
+int kernel_matrices(long batch, long samples, long M, long c, long N, const double *F, const double *f, const double *tt,
+                    const double *two_log_height, const double *inverse, const double *diagonal, double *P,
+                    double *Q_transposed, double *p, double *K) {
+  long width = c + 2;
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch > 1)
+  for (long e = 0; e < batch; e++) {
+    double *space = workspace(space_of_product(M, width));
+    if (!space) {
+      failed = 1;
+      continue;
+    }
+    long shared = e / samples;
+    double scale = inverse[shared], largest = two_log_height[shared];
+    double *left = P + e * M * width, *right = Q_transposed + e * M * width, *k = K + e * M * M;
+    for (long i = 0; i < M; i++, left += width, right += width) {
+      double half_norm = 0;
+      for (long a = 0; a < c; a++) {
+        left[a] = right[a] = F[(e * M + i) * c + a] * scale;
+        half_norm -= 0.5 * left[a] * left[a];
+      }
+      left[c] = half_norm, left[c + 1] = 1;
+      right[c] = 1, right[c + 1] = half_norm + largest;
+    }
+    double *last = p + (e * width + c + 1) * N;
+    for (long i = 0; i < c * N; i++) p[e * width * N + i] = f[e * c * N + i] * scale;
+    for (long t = 0; t < N; t++) last[t - N] = 1;
+    for (long t = 0; t < N; t++) last[t] = largest - 0.5 * scale * scale * tt[e * N + t];
+    Finish exponentiate = {.alpha = 1, .cap = &largest};
+    Matrix rows = plain(left - M * width, width), columns = transposed(right - M * width, width);
+    multiply_matrices(M, width, 0, M, rows, columns, k, M, &exponentiate, space);
+    for (long i = 0; i < M; i++) k[i * M + i] = diagonal[shared];
+  }
+  return failed;
+}
+
+/* Gradients of features and parameters from those of K, P and p, of which the first two are used up. */
+int pull_back_kernel(long batch, long samples, long M, long c, long N, const double *P, const double *Q_transposed,
+                     const double *p, const double *K, const double *tt, const double *inverse, const double *variance,
+                     const double *jitter, double *K_bar, double *P_bar, const double *p_bar, double *F_bar,
+                     double *f_bar, double *tt_bar, double *height_bar, double *lengthscale_bar) {
+  long width = c + 2, square = M * M, thin = M * width;
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch > 1)
+  for (long e = 0; e < batch; e++) {
+    double *Q_bar = workspace(thin + space_of_product(most(M, width), M)), *space = Q_bar + thin;
+    if (!Q_bar) {
+      failed = 1;
+      continue;
+    }
+    double *E = K_bar + e * square, scale = inverse[e / samples], h2 = variance[e / samples], trace = 0;
+    for (long i = 0; i < M; i++) {
+      double on_diagonal = E[i * M + i];
+      trace += on_diagonal;
+      for (long j = 0; j < M; j++) E[i * M + j] *= K[e * square + i * M + j];
+      E[i * M + i] = on_diagonal * h2;
+    }
+    const double *left = P + e * thin, *right = Q_transposed + e * thin;
+    double *left_bar = P_bar + e * thin;
+    put(width, M, M, 1, transposed(left, width), plain(E, M), 0, 0, Q_bar, space);
+    put(M, M, width, 1, plain(E, M), plain(right, width), 1, 0, left_bar, space);
+
+    double by_height = jitter[e / samples] * h2 * trace, by_lengthscale = 0;
+    for (long i = 0; i < M; i++) {
+      double of_norm = left_bar[i * width + c] + Q_bar[(c + 1) * M + i];
+      by_height += Q_bar[(c + 1) * M + i];
+      for (long a = 0; a < c; a++) {
+        double x = left[i * width + a], x_bar = left_bar[i * width + a] + Q_bar[a * M + i] - x * of_norm;
+        F_bar[(e * M + i) * c + a] = x_bar * scale;
+        by_lengthscale += x * x_bar;
+      }
+    }
+    const double *points = p + e * width * N, *points_bar = p_bar + e * width * N, *last_bar = points_bar + (c + 1) * N;
+    for (long i = 0; i < c * N; i++) {
+      f_bar[e * c * N + i] = points_bar[i] * scale;
+      by_lengthscale += points[i] * points_bar[i];
+    }
+    for (long t = 0; t < N; t++) {
+      by_height += last_bar[t];
+      tt_bar[e * N + t] = -0.5 * scale * scale * last_bar[t];
+      by_lengthscale += 2 * tt[e * N + t] * tt_bar[e * N + t];
+    }
+    height_bar[e] = 2 * by_height;
+    lengthscale_bar[e] = -by_lengthscale;
+  }
+  return failed;
+}
+
 /* What deepwishart.products.scale makes of K, sample by sample; `samples` share rest, added and H. */
 int scale(long batch, long samples, long M, long c, double nu, const double *K, const double *rest, const double *added,
           const double *T, const double *H, double *maps, double *C, double *C_inverse, double *D, double *DH,

@@ -101,6 +101,8 @@ def _open(path: Path) -> ctypes.CDLL:
     library.inverse_factor.argtypes = [*(_whole,) * 2, *(_pointer,) * 4]
     library.project.argtypes = [*(_whole,) * 5, *(_pointer,) * 7]
     library.pull_back_projection.argtypes = [*(_whole,) * 5, *(_pointer,) * 7, ctypes.c_int, *(_pointer,) * 3]
+    library.kernel_matrices.argtypes = [*(_whole,) * 5, *(_pointer,) * 10]
+    library.pull_back_kernel.argtypes = [*(_whole,) * 5, *(_pointer,) * 16]
     library.scale.argtypes = [*(_whole,) * 4, _number, *(_pointer,) * 14]
     library.pull_back_scale.argtypes = [*(_whole,) * 4, _number, *(_pointer,) * 18]
     return library
