@@ -83,7 +83,7 @@ def textbook_step(X: Tensor, Y: Tensor, depth: int) -> Step:
     model = algorithm1.textbook(
         deep_wishart_process(X, Y, depth=depth, posterior="a-gw", num_inducing=INDUCING, initialisation="prior")
     )
-    optimiser = torch.optim.Adam(algorithm1.parameters(model), lr=1e-3)
+    optimiser = torch.optim.Adam(algorithm1.parameters(model), lr=1e-3, fused=True)
 
     def step() -> None:
         optimiser.zero_grad()
