@@ -1,11 +1,10 @@
 """New rows and columns of a Wishart matrix, given those already drawn."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from deepwishart.linalg import column_norms
+from torch.autograd.function import once_differentiable
 
 __all__ = ["WishartExtension", "extend_wishart"]
 
@@ -38,10 +37,37 @@ def extend_wishart(mean: Tensor, residual: Tensor, noise: Tensor) -> WishartExte
         residual: :math:`s`, shape ``(*batch, N)``; values below the smallest positive number count as that.
         noise: :math:`\xi`, standard normals of shape ``(*sample, *batch, ν, N)``.
     """
-    rank = mean.shape[-2]
-    spread = residual.clamp_min(torch.finfo(residual.dtype).tiny).sqrt()[..., None, :]
-    f = torch.addcmul(mean, spread, noise[..., :rank, :])
-    diagonal = column_norms(f)
-    if noise.shape[-2] > rank:
-        diagonal = diagonal + column_norms(spread * noise[..., rank:, :])
-    return WishartExtension(f, diagonal)
+    return WishartExtension(*_Extend.apply(mean, residual, noise))
+
+
+class _Extend(torch.autograd.Function):
+    """In few passes over large tensors; autograd would take twice as many."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, residual: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        rank = mean.shape[-2]
+        spread = residual.clamp_min(torch.finfo(residual.dtype).tiny).sqrt()[..., None, :]
+        f = torch.addcmul(mean, spread, noise[..., :rank, :])
+        diagonal = _squared_norms(f)
+        if noise.shape[-2] > rank:
+            diagonal = diagonal + _squared_norms(spread * noise[..., rank:, :])
+        ctx.save_for_backward(f, residual, spread, noise)
+        ctx.mean_shape = mean.shape
+        return f, diagonal
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, f_bar: Tensor, diagonal_bar: Tensor) -> tuple[Tensor | None, ...]:
+        f, residual, spread, noise = ctx.saved_tensors
+        rank, twice = f.shape[-2], (2 * diagonal_bar)[..., None, :]
+        f_bar = torch.addcmul(f_bar, f, twice)
+        spread_bar = (f_bar * noise[..., :rank, :]).sum(-2, keepdim=True)
+        if noise.shape[-2] > rank:
+            spread_bar = spread_bar + twice * spread * _squared_norms(noise[..., rank:, :])[..., None, :]
+        residual_bar = (0.5 * spread_bar / spread).squeeze(-2).sum_to_size(residual.shape)
+        residual_bar = residual_bar.masked_fill(residual < torch.finfo(residual.dtype).tiny, 0.0)
+        return f_bar.sum_to_size(ctx.mean_shape), residual_bar, None
+
+
+def _squared_norms(A: Tensor) -> Tensor:
+    return (A * A).sum(-2)

@@ -24,8 +24,10 @@ from deepwishart.gram import AnyGram, FeatureGram
 from deepwishart.kernels import Kernel, SquaredExponential
 from deepwishart.products import inverse_factor, product
 from deepwishart.products.kernel import KernelMatrices
+from deepwishart.products.output import Output, make_output, pull_back_output
 from deepwishart.products.projection import Projection, project, pull_back_projection
-from deepwishart.products.scale import Scale, make_scale, pull_back_factor, pull_back_scale, share, total
+from deepwishart.products.samples import pull_back_factor
+from deepwishart.products.scale import Scale, make_scale, pull_back_scale
 
 __all__ = ["Fusable", "Layout", "fusable", "output_step", "whitened_step", "wishart_step"]
 
@@ -178,7 +180,9 @@ class _WishartStep(torch.autograd.Function):
         kernel, found = KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
         scale, (tt, jitter, rest, T) = Scale(*ctx.saved_tensors[10:19]), ctx.saved_tensors[19:]
         # ‖a‖² and the means F_wᵀa, with a = Jk. Of J̄ no more is needed than J̄Jᵀ.
-        against_a, *thin = pull_back_projection(kernel.P, kernel.p, scale.maps, found, explained_bar, mean_bar, "seen")
+        against_a, *thin = pull_back_projection(
+            kernel.P, kernel.p, scale.maps, found, explained_bar, mean_bar, against="seen"
+        )
         K_bar, *own = pull_back_scale(kernel.K, rest, T, scale, against_a, F_bar, trace_bar, logdet_bar, ctx.df)
         return *kernel.pull_back(K_bar, *thin, tt, jitter), None, *own, None
 
@@ -213,7 +217,9 @@ class _WhitenedStep(torch.autograd.Function):
         M = F_w.shape[1]
 
         # F = L F_w, ‖a‖² and the means F_wᵀa, with a = Jk. Of L̄ and J̄ no more is needed than LᵀL̄ − J̄Jᵀ.
-        against_a, *thin = pull_back_projection(kernel.P, kernel.p, maps, found, explained_bar, mean_bar, "seen")
+        against_a, *thin = pull_back_projection(
+            kernel.P, kernel.p, maps, found, explained_bar, mean_bar, against="seen"
+        )
         F_w_bar = against_a[:, M:].mT
         L_F_bar = product(L.mT, F_bar)
         inner = product(F_w, F_w_bar.mT, into=against_a[:, :M], lower=True).neg()
@@ -236,50 +242,24 @@ class _OutputStep(torch.autograd.Function):
         ell: Tensor,
         v: Tensor,
     ) -> tuple[Tensor, ...]:
-        B, columns = F.shape[0], v.shape[-1]
         kernel = KernelMatrices.of(F, f, tt, log_height, log_lengthscale, jitter)
-        ell_s = share(ell, B)
-        K_ell = product(kernel.K, ell_s)
-        M = K_ell.shape[-1]
-        C = product(ell_s.mT, K_ell, lower=True)
-        C.diagonal(dim1=-2, dim2=-1).add_(1)
-        _, H_inverse, half_logdet = inverse_factor(C)
-        W = product(H_inverse, ell_s.mT)
-        z = product(W.mT, product(W, share(v, B)))
-        trace = (H_inverse * H_inverse).sum((-2, -1)) - M
-        kl = 0.5 * (columns * trace + (z * (kernel.K @ z)).sum((-2, -1))) + columns * half_logdet
-        maps = torch.cat([W, z.mT], -2)
-        found = project(kernel.P, kernel.p, kernel.cap, maps)
-        ctx.save_for_backward(*kernel, *found, tt, jitter, ell, v, K_ell, H_inverse, maps, z)
-        return found.seen[:, M:].clone(), _known(found.norms, half_logdet), kl  # predictions must not keep all of it
+        output = make_output(kernel.K, ell, v)
+        found = project(kernel.P, kernel.p, kernel.cap, output.maps)
+        ctx.save_for_backward(*kernel, *found, *output, tt, jitter, ell, v)
+        mean = found.seen[:, F.shape[1] :].clone()  # predictions must not keep all of it
+        return mean, _known(found.norms, output.half_logdet), output.kl
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_bar: Tensor, explained_bar: Tensor, kl_bar: Tensor) -> tuple[Tensor | None, ...]:
         kernel, found = KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
-        tt, jitter, ell, v, K_ell, H_inverse, maps, z = ctx.saved_tensors[10:]
-        (B, M), R, columns = z.shape[:2], ell.shape[0], v.shape[-1]
-        W = maps[:, :M]
-        ell_s, v_s, weight = share(ell, B), share(v, B), kl_bar[..., None, None]
-
+        output, (tt, jitter, ell, v) = Output(*ctx.saved_tensors[10:16]), ctx.saved_tensors[16:]
         # ‖b‖² with b = Wk, and the means zᵀk.
-        maps_bar, *thin = pull_back_projection(kernel.P, kernel.p, maps, found, explained_bar, mean_bar, "k")
-
-        # z = WᵀWv, which also enters the divergence, as ½zᵀKz.
-        z_bar = torch.addcmul(maps_bar[:, M:].mT, kernel.K @ z, weight)
-        W_z_bar = product(W, z_bar)
-        W_bar = product(product(W, v_s), z_bar.mT, into=maps_bar[:, :M])
-        product(W_z_bar, v_s.mT, into=W_bar)
-        v_bar = total(product(W.mT, W_z_bar), R)
-
-        # W = H⁻¹ℓᵀ, where H Hᵀ = I + ℓᵀKℓ; and ½c‖H⁻¹‖² + cΣ log H_ii.
-        HH_bar = product(W_bar, W.mT, lower=True)
-        HH_bar.addcmul_(product(H_inverse, H_inverse.mT, lower=True), columns * weight).neg_()
-        C_bar = pull_back_factor(H_inverse, HH_bar, columns * kl_bar)
-        C_bar += C_bar.mT.clone()
-        ell_bar = total(product(K_ell, C_bar, into=product(W_bar.mT, H_inverse)), R)
-        K_bar = product(weight * z, z.mT, into=product(ell_s, product(C_bar, ell_s.mT))).mul_(0.5)
-        return *kernel.pull_back(K_bar, *thin, tt, jitter), None, ell_bar, v_bar
+        maps_bar, *thin = pull_back_projection(
+            kernel.P, kernel.p, output.maps, found, explained_bar, mean_bar, against="k"
+        )
+        K_bar, *own = pull_back_output(kernel.K, ell, v, output, maps_bar, kl_bar)
+        return *kernel.pull_back(K_bar, *thin, tt, jitter), None, *own
 
 
 def _known(norms: Tensor, half_logdet: Tensor) -> Tensor:

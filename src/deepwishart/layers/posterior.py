@@ -142,7 +142,8 @@ class WishartPosterior(nn.Module):
             self.log_rate,
             self.loc,
             self.log_scale,
-            matmul(self.get_buffer("V_unit"), self.V) if self.relative else self.V,
+            self.get_buffer("V_unit") if self.relative else None,
+            self.V,
             self.q_logit,
             None if self.family == "gw" else self.rows,
             self.columns if self.family == "ab-gw" else None,
@@ -176,7 +177,8 @@ class PosteriorTensors(NamedTuple):
     log_rate: Tensor
     loc: Tensor
     log_scale: Tensor
-    V: Tensor
+    V_unit: Tensor | None
+    V_free: Tensor
     q_logit: Tensor
     rows: Tensor | None
     columns: Tensor | None
@@ -185,6 +187,11 @@ class PosteriorTensors(NamedTuple):
     def free(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """α, β, μ, σ."""
         return self.log_concentration.exp(), self.log_rate.exp(), self.loc, self.log_scale.exp()
+
+    @property
+    def V(self) -> Tensor:
+        """V."""
+        return self.V_free if self.V_unit is None else matmul(self.V_unit, self.V_free)
 
     @property
     def row_mixing(self) -> Tensor | None:
@@ -200,7 +207,8 @@ class PosteriorTensors(NamedTuple):
     def scale_parts(self) -> tuple[Tensor, Tensor]:
         """1 − q, shape ``(*batch)``, and q V Vᵀ."""
         rest = (-self.q_logit).sigmoid()  # 1 − q, without the zero that rounding makes of it
-        return rest, self.q_logit.sigmoid()[..., None, None] * matmul(self.V, self.V.mT)
+        V = self.V
+        return rest, self.q_logit.sigmoid()[..., None, None] * matmul(V, V.mT)
 
     def root(self, prior: Cholesky) -> tuple[Tensor, Tensor]:
         """chol(Ψ) and the logarithm of its determinant."""
@@ -239,7 +247,7 @@ def draw_together(posteriors: Sequence[WishartPosterior], noises: Sequence[Bartl
 
     They do not depend on the layers below, and there are many small operations in a draw.
     """
-    alike = {(q.family, q.df, q.whitened, q.loc.shape) for q in posteriors}
+    alike = {(q.family, q.df, q.whitened, q.relative, q.loc.shape) for q in posteriors}
     if len(alike) != 1 or len(posteriors) == 1:
         return [q.tensors.draw(noise) for q, noise in zip(posteriors, noises, strict=True)]
     first, *columns = zip(*(q.tensors[2:] for q in posteriors), strict=True)

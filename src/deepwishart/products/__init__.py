@@ -26,9 +26,7 @@ __all__ = [
 ]
 
 
-def product(
-    A: Tensor, B: Tensor, *, alpha: float = 1.0, into: Tensor | None = None, lower: bool = False
-) -> Tensor:
+def product(A: Tensor, B: Tensor, *, alpha: float = 1.0, into: Tensor | None = None, lower: bool = False) -> Tensor:
     """α A B, or ``into`` + α A B in its place.
 
     Args:
@@ -67,9 +65,12 @@ class _Matmul(torch.autograd.Function):
         return product(A, B)
 
     @staticmethod
-    def backward(ctx: Any, C_bar: Tensor) -> tuple[Tensor, Tensor]:
-        A, B = ctx.saved_tensors
-        return matmul(C_bar, B.mT).sum_to_size(A.shape), matmul(A.mT, C_bar).sum_to_size(B.shape)
+    def backward(ctx: Any, C_bar: Tensor) -> tuple[Tensor | None, ...]:
+        (A, B), (of_A, of_B) = ctx.saved_tensors, ctx.needs_input_grad
+        return (
+            matmul(C_bar, B.mT).sum_to_size(A.shape) if of_A else None,
+            matmul(A.mT, C_bar).sum_to_size(B.shape) if of_B else None,
+        )
 
 
 def exponential_of_product(A: Tensor, B: Tensor, cap: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepwishart.products import call, exponential_of_product, product, usable_library
-from deepwishart.products.scale import share, total
+from deepwishart.products.samples import share, total
 
 __all__ = ["KernelMatrices", "thin_factors"]
 
@@ -46,9 +46,7 @@ class KernelMatrices(NamedTuple):
         K.diagonal(dim1=-2, dim2=-1).copy_(share(diagonal, B)[..., None])
         return cls(P, Q, p, K, cap, variance, inverse)
 
-    def pull_back(
-        self, K_bar: Tensor, P_bar: Tensor, p_bar: Tensor, tt: Tensor, jitter: Tensor
-    ) -> tuple[Tensor, ...]:
+    def pull_back(self, K_bar: Tensor, P_bar: Tensor, p_bar: Tensor, tt: Tensor, jitter: Tensor) -> tuple[Tensor, ...]:
         """Gradients of F, f, tt, log h and log λ from those of K, and of P and p by way of k; K̄ and P̄ are used up."""
         P, Q, p, K, _, variance, inverse = self
         (B, M, width), N, R = P.shape, p.shape[-1], variance.shape[0]

@@ -552,7 +552,7 @@ int pull_back_kernel(long batch, long samples, long M, long c, long N, const dou
 }
 
 /* What deepwishart.products.scale makes of K, sample by sample; `samples` share rest, added and H. */
-int scale(long batch, long samples, long M, long c, double nu, const double *K, const double *rest, const double *added,
+int make_scale(long batch, long samples, long M, long c, double nu, const double *K, const double *rest, const double *added,
           const double *T, const double *H, double *maps, double *C, double *C_inverse, double *D, double *DH,
           double *F_w, double *F, double *trace, double *logdet) {
   long square = M * M, thin = M * c;
@@ -641,6 +641,84 @@ int pull_back_scale(long batch, long samples, long M, long c, double nu, const d
     }
     rest_bar[e] = sum / nu;
     pull_back_factor(M, JJ_bar, -logdet_bar[e], J, 1, K_bar + e * square, other, space);
+  }
+  return failed;
+}
+
+/* What deepwishart.products.output makes of K, sample by sample; `samples` share ell and v. */
+int make_output(long batch, long samples, long M, long columns, const double *K, const double *ell, const double *v,
+                double *maps, double *K_ell, double *H_inverse, double *z, double *half_logdet, double *kl) {
+  long square = M * M, thin = M * columns;
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch > 1)
+  for (long e = 0; e < batch; e++) {
+    double *H = workspace(square + 2 * thin + space_of_factor(M) + space_of_product(most(M, columns), most(M, columns)));
+    double *W_v = H + square, *K_z = W_v + thin, *space = K_z + thin;
+    if (!H) {
+      failed = 1;
+      continue;
+    }
+    const double *k = K + e * square, *l = ell + e / samples * square;
+    double *W = maps + e * (square + thin), *k_ell = K_ell + e * square, *inverse = H_inverse + e * square;
+    double *z_e = z + e * thin;
+    put(M, M, M, 1, plain(k, M), plain(l, M), 0, 0, k_ell, space);
+    put(M, M, M, 1, transposed(l, M), plain(k_ell, M), 0, 1, H, space);
+    for (long i = 0; i < M; i++) H[i * M + i] += 1;
+    half_logdet[e] = factor(M, H, inverse, space);
+    put(M, M, M, 1, plain(inverse, M), transposed(l, M), 0, 0, W, space);
+    put(M, M, columns, 1, plain(W, M), plain(v + e / samples * thin, columns), 0, 0, W_v, space);
+    put(M, M, columns, 1, transposed(W, M), plain(W_v, columns), 0, 0, z_e, space);
+    put(M, M, columns, 1, plain(k, M), plain(z_e, columns), 0, 0, K_z, space);
+    double trace = -M, zKz = 0;
+    for (long i = 0; i < square; i++) trace += inverse[i] * inverse[i];
+    for (long i = 0; i < M; i++)
+      for (long j = 0; j < columns; j++) {
+        zKz += z_e[i * columns + j] * K_z[i * columns + j];
+        W[square + j * M + i] = z_e[i * columns + j];
+      }
+    kl[e] = 0.5 * (columns * trace + zKz) + columns * half_logdet[e];
+  }
+  return failed;
+}
+
+int pull_back_output(long batch, long samples, long M, long columns, const double *K, const double *ell, const double *v,
+                     const double *maps, const double *K_ell, const double *H_inverse, const double *z,
+                     const double *maps_bar, const double *kl_bar, double *K_bar, double *ell_bar, double *v_bar) {
+  long square = M * M, thin = M * columns;
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) if (batch > 1)
+  for (long e = 0; e < batch; e++) {
+    double *W_bar = workspace(4 * square + 3 * thin + space_of_product(most(M, columns), most(M, columns)));
+    double *HH_bar = W_bar + square, *C_bar = HH_bar + square, *other = C_bar + square, *z_bar = other + square;
+    double *W_v = z_bar + thin, *W_z_bar = W_v + thin, *space = W_z_bar + thin, weight = kl_bar[e];
+    if (!W_bar) {
+      failed = 1;
+      continue;
+    }
+    const double *k = K + e * square, *l = ell + e / samples * square, *v_e = v + e / samples * thin;
+    const double *W = maps + e * (square + thin), *inverse = H_inverse + e * square, *z_e = z + e * thin;
+    const double *own_bar = maps_bar + e * (square + thin);
+
+    for (long i = 0; i < M; i++)
+      for (long j = 0; j < columns; j++) z_bar[i * columns + j] = own_bar[square + j * M + i];
+    put(M, M, columns, weight, plain(k, M), plain(z_e, columns), 1, 0, z_bar, space);
+    put(M, M, columns, 1, plain(W, M), plain(v_e, columns), 0, 0, W_v, space);
+    put(M, M, columns, 1, plain(W, M), plain(z_bar, columns), 0, 0, W_z_bar, space);
+    put(M, M, columns, 1, transposed(W, M), plain(W_z_bar, columns), 0, 0, v_bar + e * thin, space);
+    memcpy(W_bar, own_bar, 8 * square);
+    put(M, columns, M, 1, plain(W_v, columns), transposed(z_bar, columns), 1, 0, W_bar, space);
+    put(M, columns, M, 1, plain(W_z_bar, columns), transposed(v_e, columns), 1, 0, W_bar, space);
+
+    put(M, M, M, -1, plain(W_bar, M), transposed(W, M), 0, 1, HH_bar, space);
+    put(M, M, M, -columns * weight, plain(inverse, M), transposed(inverse, M), 1, 1, HH_bar, space);
+    pull_back_factor(M, HH_bar, columns * weight, inverse, 0, other, C_bar, space);
+    for (long i = 0; i < M; i++)
+      for (long j = 0; j < M; j++) C_bar[i * M + j] = other[i * M + j] + other[j * M + i];
+    put(M, M, M, 1, transposed(W_bar, M), plain(inverse, M), 0, 0, ell_bar + e * square, space);
+    put(M, M, M, 1, plain(K_ell + e * square, M), plain(C_bar, M), 1, 0, ell_bar + e * square, space);
+    put(M, M, M, 1, plain(C_bar, M), transposed(l, M), 0, 0, other, space);
+    put(M, M, M, 0.5, plain(l, M), plain(other, M), 0, 0, K_bar + e * square, space);
+    put(M, columns, M, 0.5 * weight, plain(z_e, columns), transposed(z_e, columns), 1, 0, K_bar + e * square, space);
   }
   return failed;
 }

@@ -103,8 +103,10 @@ def _open(path: Path) -> ctypes.CDLL:
     library.pull_back_projection.argtypes = [*(_whole,) * 5, *(_pointer,) * 7, ctypes.c_int, *(_pointer,) * 3]
     library.kernel_matrices.argtypes = [*(_whole,) * 5, *(_pointer,) * 10]
     library.pull_back_kernel.argtypes = [*(_whole,) * 5, *(_pointer,) * 16]
-    library.scale.argtypes = [*(_whole,) * 4, _number, *(_pointer,) * 14]
+    library.make_scale.argtypes = [*(_whole,) * 4, _number, *(_pointer,) * 14]
     library.pull_back_scale.argtypes = [*(_whole,) * 4, _number, *(_pointer,) * 18]
+    library.make_output.argtypes = [*(_whole,) * 4, *(_pointer,) * 9]
+    library.pull_back_output.argtypes = [*(_whole,) * 4, *(_pointer,) * 12]
     return library
 
 
@@ -113,7 +115,5 @@ def _computes(library: ctypes.CDLL) -> bool:
     A = torch.arange(900, dtype=torch.float64).reshape(30, 30).cos()
     C = torch.empty_like(A)
     whole = (C.data_ptr(), 0, 30)
-    failed = library.product(
-        1, 30, 30, 30, A.data_ptr(), 0, 30, 1, A.data_ptr(), 0, 1, 30, *whole, 1.0, 0, 0, None, 0
-    )
+    failed = library.product(1, 30, 30, 30, A.data_ptr(), 0, 30, 1, A.data_ptr(), 0, 1, 30, *whole, 1.0, 0, 0, None, 0)
     return not failed and torch.allclose(C, A @ A.mT, rtol=0, atol=1e-12)

@@ -1,24 +1,19 @@
 r"""The part of a hidden layer's step among inducing points: from the scale of the prior to features, and the way back.
 
-Matrices are M × M or M × c. Where there are many of them, the C library takes one sample after the other, so that what is
-made of it stays near its core; few are done product by product, each spread over all cores.
-
 With :math:`K = L L^\top`, :math:`J = L^{-1}`, :math:`\Psi = (1-q)K/\nu + qVV^\top = C C^\top` and
-:math:`D = \sqrt{\nu}\, J C`. B counts replicas, R, and within them samples.
+:math:`D = \sqrt{\nu}\, J C`.
 """
 
-import ctypes
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepwishart.products import call, inverse_factor, product, usable_library
+from deepwishart.products import call, inverse_factor, product
+from deepwishart.products.samples import library_for_many, pull_back_factor, share, total
 
-__all__ = ["Scale", "fold_samples", "make_scale", "pull_back_factor", "pull_back_scale", "share", "total"]
-
-_MANY, _SMALL = 4, 256
+__all__ = ["Scale", "make_scale", "pull_back_scale"]
 
 
 class Scale(NamedTuple):
@@ -59,12 +54,12 @@ def make_scale(K: Tensor, rest: Tensor, added: Tensor, T: Tensor, H: Tensor, df:
         df: ν.
     """
     (B, M, c), R = T.shape, rest.shape[0]
-    library = _library_for_many(K, T)
+    library = library_for_many(K, T)
     if library is not None:
         square, thin, one = (B, M, M), (B, M, c), (B,)
         found = Scale(*(K.new_empty(shape) for shape in ((B, M + c, M), *(square,) * 4, thin, thin, one, one)))
         inputs = (x.contiguous() for x in (K, rest, added, T, H))
-        call(library.scale, B, B // R, M, c, float(df), *inputs, *found)
+        call(library.make_scale, B, B // R, M, c, float(df), *inputs, *found)
         return found
     Psi = torch.addcmul(share(added, B), K, share(rest / df, B)[..., None, None])
     # One call for both: on a GPU it takes as long as for one.
@@ -104,12 +99,10 @@ def pull_back_scale(
     """
     (B, M, c), R, root = T.shape, rest.shape[0], df**0.5
     maps, C, C_inverse, D, DH, F_w, *_ = found
-    library = _library_for_many(K, T)
+    library = library_for_many(K, T)
     if library is not None:
         square, thin, one = (B, M, M), (B, M, c), (B,)
-        K_bar, rest_bar, added_bar, T_bar, H_bar = (
-            K.new_empty(shape) for shape in (square, one, square, thin, square)
-        )
+        K_bar, rest_bar, added_bar, T_bar, H_bar = (K.new_empty(shape) for shape in (square, one, square, thin, square))
         inputs = (K, rest, T, maps, C, C_inverse, D, DH, F_w, against_a, F_bar, trace_bar, logdet_bar)
         outputs = (K_bar, rest_bar, added_bar, T_bar, H_bar)
         call(library.pull_back_scale, B, B // R, M, c, float(df), *(x.contiguous() for x in inputs), *outputs)
@@ -120,7 +113,7 @@ def pull_back_scale(
 
     # tr(DHDᵀ) and F_w = DT/√ν, with D = √ν JC; F = CT. Of C̄ no more is needed than CᵀC̄.
     D_bar = product(F_w_bar, T.mT, alpha=1 / root, into=DH * (2 * weight), lower=True)
-    H_bar = product(fold_samples(D, R).mT, fold_samples(D * weight, R))
+    H_bar = product(_fold_samples(D, R).mT, _fold_samples(D * weight, R))
     C_F_bar = product(C.mT, F_bar)
     T_bar = product(D.mT, F_w_bar, alpha=1 / root, into=C_F_bar.clone())
     product(D_bar, D.mT, into=JJ_bar, lower=True)
@@ -134,32 +127,6 @@ def pull_back_scale(
     return K_bar, rest_bar, total(Psi_bar, R), T_bar, H_bar
 
 
-def pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor) -> Tensor:
-    r"""A gradient of K = L Lᵀ, :math:`J^\top \Phi(L^\top\bar L - \bar J J^\top) J`.
-
-    See :func:`deepwishart.linalg.pull_back`. It is not symmetric, which makes no difference to what a symmetric K is
-    made from. ``inner`` is used up.
-    """
-    diagonal = inner.tril_().diagonal(dim1=-2, dim2=-1)
-    diagonal.add_(half_logdet_bar[..., None]).mul_(0.5)
-    return product(L_inverse.mT, product(inner, L_inverse))
-
-
-def share(x: Tensor, B: int) -> Tensor:
-    """What samples share, (R, …), so that it broadcasts against (B, …)."""
-    R = x.shape[0]
-    return x[0] if R == 1 else x.repeat_interleave(B // R, 0)
-
-
-def total(x: Tensor, R: int) -> Tensor:
-    """The sum over samples: (B, …) → (R, …)."""
-    return x.unflatten(0, (R, -1)).sum(1)
-
-
-def fold_samples(x: Tensor, R: int) -> Tensor:
+def _fold_samples(x: Tensor, R: int) -> Tensor:
     """(B, M, ·) → (R, samples · M, ·)."""
     return x.reshape(R, -1, x.shape[-1])
-
-
-def _library_for_many(K: Tensor, T: Tensor) -> ctypes.CDLL | None:
-    return usable_library(K, T) if K.shape[0] >= _MANY and K.shape[-1] <= _SMALL else None
