@@ -18,12 +18,13 @@ several times faster than the triangular solves of a Cholesky factor's usual bac
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepwishart.products import inverse_factor, inverse_tril, matmul, product
+from deepwishart.products import inverse_factor, inverse_tril, product
 
 __all__ = [
     "Cholesky",
@@ -179,9 +180,9 @@ def thin_cholesky(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return torch.cat([leading, below], dim=-2), info == 0
 
 
-def shared_matmul(A: Tensor, X: Tensor) -> Tensor:
+def shared_matmul(A: Tensor, X: Tensor, multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Tensor:
     """``A @ X`` where X may have leading dimensions that A has not: they become columns, so that A is not copied."""
-    return columns_to_samples(matmul(A, samples_to_columns(X, A.ndim)), X, A.ndim)
+    return columns_to_samples(multiply(A, samples_to_columns(X, A.ndim)), X, A.ndim)
 
 
 def samples_to_columns(X: Tensor, ndim: int) -> Tensor:

@@ -180,11 +180,11 @@ class _WishartStep(torch.autograd.Function):
         kernel, found = KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
         scale, (tt, jitter, rest, T) = Scale(*ctx.saved_tensors[10:19]), ctx.saved_tensors[19:]
         # ‖a‖² and the means F_wᵀa, with a = Jk. Of J̄ no more is needed than J̄Jᵀ.
-        against_a, *thin = pull_back_projection(
+        against_a, P_bar, p_bar = pull_back_projection(
             kernel.P, kernel.p, scale.maps, found, explained_bar, mean_bar, against="seen"
         )
         K_bar, *own = pull_back_scale(kernel.K, rest, T, scale, against_a, F_bar, trace_bar, logdet_bar, ctx.df)
-        return *kernel.pull_back(K_bar, *thin, tt, jitter), None, *own, None
+        return *kernel.pull_back(K_bar, P_bar, p_bar, tt, jitter), None, *own, None
 
 
 class _WhitenedStep(torch.autograd.Function):
@@ -217,7 +217,7 @@ class _WhitenedStep(torch.autograd.Function):
         M = F_w.shape[1]
 
         # F = L F_w, ‖a‖² and the means F_wᵀa, with a = Jk. Of L̄ and J̄ no more is needed than LᵀL̄ − J̄Jᵀ.
-        against_a, *thin = pull_back_projection(
+        against_a, P_bar, p_bar = pull_back_projection(
             kernel.P, kernel.p, maps, found, explained_bar, mean_bar, against="seen"
         )
         F_w_bar = against_a[:, M:].mT
@@ -225,7 +225,7 @@ class _WhitenedStep(torch.autograd.Function):
         inner = product(F_w, F_w_bar.mT, into=against_a[:, :M], lower=True).neg()
         product(L_F_bar, F_w.mT, into=inner, lower=True)
         K_bar = pull_back_factor(maps[:, :M], inner, torch.zeros_like(tt[:, 0]))
-        below = kernel.pull_back(K_bar, *thin, tt, jitter)
+        below = kernel.pull_back(K_bar, P_bar, p_bar, tt, jitter)
         return *below, None, (L_F_bar + F_w_bar) * ctx.df**-0.5, None
 
 
@@ -255,11 +255,11 @@ class _OutputStep(torch.autograd.Function):
         kernel, found = KernelMatrices(*ctx.saved_tensors[:7]), Projection(*ctx.saved_tensors[7:10])
         output, (tt, jitter, ell, v) = Output(*ctx.saved_tensors[10:16]), ctx.saved_tensors[16:]
         # ‖b‖² with b = Wk, and the means zᵀk.
-        maps_bar, *thin = pull_back_projection(
+        maps_bar, P_bar, p_bar = pull_back_projection(
             kernel.P, kernel.p, output.maps, found, explained_bar, mean_bar, against="k"
         )
         K_bar, *own = pull_back_output(kernel.K, ell, v, output, maps_bar, kl_bar)
-        return *kernel.pull_back(K_bar, *thin, tt, jitter), None, *own
+        return *kernel.pull_back(K_bar, P_bar, p_bar, tt, jitter), None, *own
 
 
 def _known(norms: Tensor, half_logdet: Tensor) -> Tensor:

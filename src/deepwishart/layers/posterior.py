@@ -232,7 +232,7 @@ class PosteriorTensors(NamedTuple):
         if A is None:
             second_moment = matmul(mean, mean.mT) + n.diag_embed()
         else:
-            mean, T = matmul(A, mean), shared_matmul(A, T)
+            mean, T = matmul(A, mean), shared_matmul(A, T, matmul)
             second_moment = matmul(mean, mean.mT) + matmul(A * n[..., None, :], A.mT)
         if self.whitened:
             # L_S⁻¹A is the same whatever S is, and so is the divergence.

@@ -142,15 +142,10 @@ def _multiply(
     C = A.new_empty(*batch, m, n) if into is None else into
     A, B = _one_batch(A, batch), _one_batch(B, batch)
     cap = None if cap is None else cap.expand(*batch, 1, 1).reshape(-1)
-    call(
-        library.product,
-        *(batch.numel(), m, n, k),
-        *(A, *A.stride()),
-        *(B, *B.stride()),
-        *(C, 0 if C.ndim == 2 else C.stride(-3), C.stride(-2)),
-        *(alpha, into is not None, lower),
-        *((None, 0) if cap is None else (cap, *cap.stride())),
-    )
+    sizes, strides = (batch.numel(), m, n, k), (0 if C.ndim == 2 else C.stride(-3), C.stride(-2))
+    largest = (None, 0) if cap is None else (cap, cap.stride(0))
+    finish = (alpha, into is not None, lower, *largest)
+    call(library.product, *sizes, A, *A.stride(), B, *B.stride(), C, *strides, *finish)
     return C
 
 

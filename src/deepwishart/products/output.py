@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepwishart.products import call, inverse_factor, product
-from deepwishart.products.samples import library_for_many, pull_back_factor, share, total
+from deepwishart.products.samples import library_for_small, pull_back_factor, share, total
 
 __all__ = ["Output", "make_output", "pull_back_output"]
 
@@ -44,7 +44,7 @@ def make_output(K: Tensor, ell: Tensor, v: Tensor) -> Output:
         v: Shape ``(R, M, C)``.
     """
     (B, M, _), R, columns = K.shape, v.shape[0], v.shape[-1]
-    library = library_for_many(K, ell, v)
+    library = library_for_small(K, ell, v)
     if library is not None:
         square, one = (B, M, M), (B,)
         found = Output(*(K.new_empty(x) for x in ((B, M + columns, M), square, square, (B, M, columns), one, one)))
@@ -77,7 +77,7 @@ def pull_back_output(
     """
     (B, M, _), R, columns = K.shape, v.shape[0], v.shape[-1]
     maps, K_ell, H_inverse, z, *_ = found
-    library = library_for_many(K, ell, v)
+    library = library_for_small(K, ell, v)
     if library is not None:
         K_bar, ell_bar, v_bar = torch.empty_like(K), torch.empty_like(K), torch.empty_like(z)
         inputs = (x.contiguous() for x in (K, ell, v, maps, K_ell, H_inverse, z, maps_bar, kl_bar))

@@ -1,8 +1,9 @@
 """What the parts of a step share that work on the same matrices of many samples.
 
 Tensors have shape ``(B, ·, ·)``, where B counts replicas and within them samples, and what samples share ``(R, ·, ·)``.
-Where there are many samples with small matrices, the C library takes one after the other, so that what is made of it
-stays near its core; few large ones are done product by product, each spread over all cores.
+The C library takes small matrices sample by sample, so that what is made of a sample stays near its core; large ones
+are done product by product, each spread over all cores. How many samples there are has no say in it: a replica has the
+same bits alone and in company.
 """
 
 import ctypes
@@ -11,15 +12,14 @@ from torch import Tensor
 
 from deepwishart.products import product, usable_library
 
-__all__ = ["library_for_many", "pull_back_factor", "share", "total"]
+__all__ = ["library_for_small", "pull_back_factor", "share", "total"]
 
-_MANY, _SMALL = 4, 256
+_SMALL = 160
 
 
-def library_for_many(*matrices: Tensor) -> ctypes.CDLL | None:
-    """The C library, if it is worth while to take these matrices sample by sample; the first has shape (B, M, M)."""
-    B, M, _ = matrices[0].shape
-    return usable_library(*matrices) if B >= _MANY and M <= _SMALL else None
+def library_for_small(*matrices: Tensor) -> ctypes.CDLL | None:
+    """The C library, if these matrices are to be taken sample by sample; the first is square."""
+    return usable_library(*matrices) if matrices[0].shape[-1] <= _SMALL else None
 
 
 def pull_back_factor(L_inverse: Tensor, inner: Tensor, half_logdet_bar: Tensor) -> Tensor:
