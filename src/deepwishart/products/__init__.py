@@ -138,7 +138,8 @@ def _multiply(
     lower: bool = False,
     cap: Tensor | None = None,
 ) -> Tensor:
-    (m, k), n, batch = A.shape[-2:], B.shape[-1], _batch_shape(A, B)
+    (m, k), n = A.shape[-2:], B.shape[-1]
+    batch = _batch_shape(A, B) if into is None else into.shape[:-2]
     C = A.new_empty(*batch, m, n) if into is None else into
     A, B = _one_batch(A, batch), _one_batch(B, batch)
     cap = None if cap is None else cap.expand(*batch, 1, 1).reshape(-1)

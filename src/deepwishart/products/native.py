@@ -9,16 +9,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-__all__ = ["SWITCH", "Native", "load"]
+__all__ = ["SWITCH", "Native", "library_for", "load"]
 
 SWITCH = "DEEPWISHART_NATIVE"
 _SOURCE = Path(__file__).with_name("native.c")
-_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
+_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
 _SECONDS = 120
 
 _number, _whole, _pointer = ctypes.c_double, ctypes.c_long, ctypes.c_void_p
@@ -52,8 +53,8 @@ def load() -> Native:
     if compiler is None:
         return Native(None, "there is no C compiler (cc, or what CC names)")
     try:
-        library = _open(_compiled(compiler))
-    except (OSError, subprocess.SubprocessError) as error:
+        library = library_for("-march=native", compiler)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         return Native(None, f"{compiler} made no library that can be used here: {detail.strip()}")
     if not _computes(library):
@@ -61,30 +62,39 @@ def load() -> Native:
     return Native(library)
 
 
-def _compiled(compiler: str) -> Path:
-    """The compiled library; its name holds all that it depends on, so that machines may share a home."""
-    ingredients = (_SOURCE.read_bytes(), *_FLAGS, compiler, _version(compiler), _processor())
+def library_for(architecture: str, compiler: str) -> ctypes.CDLL:
+    """The library for a processor, as the compiler's options name it; kept in the user's cache if that can be written.
+
+    Its name holds all that it depends on, so that machines of several kinds may share a home.
+    """
+    ingredients = (_SOURCE.read_bytes(), *_FLAGS, architecture, compiler, _run(compiler, "--version"), _processor())
     digest = hashlib.sha256(repr(ingredients).encode()).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepwishart"
-    library = home / f"native-{digest}.so"
-    if library.exists():
-        return library
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as folder:
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepwishart" / f"native-{digest}.so"
+    if kept.exists():
+        with suppress(OSError):  # a damaged one is made anew
+            return _open(kept)
+    with tempfile.TemporaryDirectory() as folder:
         compiled, linked = Path(folder, "native.o"), Path(folder, "native.so")
-        _run(compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(compiled))
+        _run(compiler, *_FLAGS, architecture, "-c", str(_SOURCE), "-o", str(compiled))
         # OpenMP is left to torch's own, which is loaded: a second one would fight it for the cores.
         _run(compiler, "-shared", str(compiled), "-o", str(linked), "-lm")
-        linked.replace(library)  # at once: another process may be about to read it
-    return library
+        return _open(kept if _keep(linked, kept) else linked)
+
+
+def _keep(linked: Path, kept: Path) -> bool:
+    """Copy it to its place at once, since another process may be about to read it; a cache need not be writable."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        whole = kept.with_suffix(f".{os.getpid()}")
+        shutil.copy(linked, whole)
+        whole.replace(kept)
+    except OSError:
+        return False
+    return True
 
 
 def _run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS).stdout
-
-
-def _version(compiler: str) -> str:
-    return _run(compiler, "--version")
 
 
 def _processor() -> list[str]:
