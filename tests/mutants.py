@@ -33,6 +33,7 @@ _DISTRIBUTIONS = "gamma bartlett mixing base bartlett_wishart wishart inverse_wi
 GROUPS = {
     "distributions": ["deepwishart.linalg", *(f"deepwishart.distributions.{name}" for name in _DISTRIBUTIONS)],
     "layers and training": [f"deepwishart.{name}" for name in ("layers.fused", "layers.posterior", "training.adam")],
+    "products": [f"deepwishart.products.{name}" for name in ("kernel", "projection", "scale", "output", "samples")],
     "kernels and likelihoods": [
         *(f"deepwishart.kernels.{name}" for name in ("base", "composite", "dot_product", "exponential", "stationary")),
         *(f"deepwishart.{name}" for name in ("gram", "likelihoods", "objectives", "predictive", "metrics", "joint")),
@@ -48,6 +49,7 @@ QUICK_TESTS = {
         *(f"tests/distributions/test_{name}.py" for name in _TESTS_OF_DISTRIBUTIONS),
     ],
     "layers and training": ["tests/training/test_adam.py", "tests/layers/test_fused.py", "tests/layers/test_layers.py"],
+    "products": ["tests/products/test_parts.py", "tests/layers/test_fused.py"],
     "kernels and likelihoods": [
         "tests/kernels",
         *(f"tests/test_{name}.py" for name in ("likelihoods", "metrics", "objectives", "joint")),
