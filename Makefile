@@ -13,7 +13,7 @@ help:
 	@echo "make wheel   build the wheel, install it into a clean environment and run the examples of all pages there"
 	@echo "make docs    build the API reference from the docstrings into site/"
 	@echo "make prove   run the long proofs, the mutants and the random starts, and write docs/proofs.md (hours)"
-	@echo "make bench   time a training step against GPyTorch and the paper's algorithm, and the distributions (20 minutes)"
+	@echo "make bench   time a training step against GPyTorch and the paper's algorithm, products and the distributions (20 minutes)"
 	@echo "make clean   remove .venv and every cache"
 
 $(READY): pyproject.toml constraints.txt
@@ -54,6 +54,7 @@ prove: $(READY)
 bench: $(READY)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
 	@PYTHONPATH=. $(BIN)/python benchmarks/step_time.py
+	@$(BIN)/python benchmarks/products.py
 	@$(BIN)/python benchmarks/distributions.py
 
 clean:

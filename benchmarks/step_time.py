@@ -6,9 +6,9 @@ Contestants take turns, so that a slow minute of a shared machine is slow for al
 that none profits from another's memory. GW, A-GW and AB-GW have the paper's Ψ = (1 − q)S + qVVᵀ; "whitened" is A-GW
 with Ψ in units of S, "compiled" A-GW after torch.compile, whose peak memory is that of the plain step at least, with
 which it is compared once. The arithmetic limit is the number of floating-point operations that a step of the paper's
-A-GW needs, over the rate of the faster of torch's batched matrix product and ours, plus torch's exponentials over their
-rate. A product costs 2mnk forward and twice that backward; a Cholesky factor with its inverse 2M³/3 and twice that. With
-S samples, and all in the first layer that does not depend on them counted once:
+A-GW needs, over the rate of the faster of torch's batched matrix product and ours, plus torch's exponentials over
+theirs. A product costs 2mnk forward and twice that backward; a Cholesky factor with its inverse 2M³/3 and twice that.
+With S samples, and all in the first layer that does not depend on them counted once:
 
     kernel blocks      6 M (M + N) (ν + 2)
     a = L⁻¹k           6 M² N
