@@ -144,3 +144,20 @@ def test_importance_sampling_through_two_layers_finds_the_deep_gps_evidence(
         z.append((estimate.mean() - prior.mean()) / error)
         assert error < 0.02 * prior.mean()
     proofs.z_scores(f"E_Q[p(y|f) P/Q] against the deep GP's features, widths {widths}", torch.stack(z), draws)
+
+
+@pytest.mark.parametrize("df", [3, 5])
+def test_gradients_of_any_order(df: int) -> None:
+    mean, noise = normal(2, 3, 4, seed=0), normal(2, df, 4, seed=1)
+    residual = 0.1 + normal(4, seed=2) ** 2
+    arguments = tuple(x.requires_grad_() for x in (mean, residual, noise))
+    assert torch.autograd.gradcheck(extend_wishart, arguments)
+    assert torch.autograd.gradgradcheck(extend_wishart, arguments)
+
+
+def test_what_is_left_of_nothing_has_no_gradient() -> None:
+    residual = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(
+        extend_wishart(normal(2, 3, seed=0), residual, normal(2, 3, seed=1))[0].sum(), residual
+    )
+    assert (gradient != 0).tolist() == [False, False, True]

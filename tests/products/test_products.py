@@ -177,3 +177,22 @@ def test_a_product_is_torchs_where_a_gradient_is_to_be_taken() -> None:
 def test_other_precisions_are_torchs() -> None:
     A, B = normal(2, 3, 4).float(), normal(2, 4, 3).float()
     assert torch.equal(product(A, B), A @ B)
+
+
+def test_what_does_not_fit_is_refused_by_torch() -> None:
+    A, B = normal(4, 5, 6), normal(4, 3, 7)
+    for multiply in (product, matmul):
+        with pytest.raises(RuntimeError):
+            multiply(A, B)
+    for into in (torch.zeros(4, 5, 9).double(), torch.zeros(4, 5, 7)):
+        with pytest.raises(RuntimeError):
+            product(A, normal(4, 6, 7), into=into)
+    with pytest.raises(RuntimeError):
+        inverse_factor(A)
+
+
+def test_numbers_that_do_not_stand_in_memory_are_left_to_torch() -> None:
+    B = normal(6, 7)
+    negated = torch.complex(normal(5, 6), normal(5, 6, seed=1)).conj().imag
+    torch.testing.assert_close(product(negated, B), negated @ B)
+    torch.testing.assert_close(product(normal(5, 6).to_sparse(), B), normal(5, 6) @ B)

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["WishartExtension", "extend_wishart"]
 
@@ -45,28 +44,34 @@ class _Extend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, residual: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        rank = mean.shape[-2]
-        spread = residual.clamp_min(torch.finfo(residual.dtype).tiny).sqrt()[..., None, :]
+        rank, spread = mean.shape[-2], _spread(residual)
         f = torch.addcmul(mean, spread, noise[..., :rank, :])
         diagonal = _squared_norms(f)
         if noise.shape[-2] > rank:
             diagonal = diagonal + _squared_norms(spread * noise[..., rank:, :])
-        ctx.save_for_backward(f, residual, spread, noise)
+        ctx.save_for_backward(f, residual, noise)
         ctx.mean_shape = mean.shape
         return f, diagonal
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, f_bar: Tensor, diagonal_bar: Tensor) -> tuple[Tensor | None, ...]:
-        f, residual, spread, noise = ctx.saved_tensors
-        rank, twice = f.shape[-2], (2 * diagonal_bar)[..., None, :]
+        f, residual, noise = ctx.saved_tensors
+        rank, spread, twice = f.shape[-2], _spread(residual), (2 * diagonal_bar)[..., None, :]
         f_bar = torch.addcmul(f_bar, f, twice)
         spread_bar = (f_bar * noise[..., :rank, :]).sum(-2, keepdim=True)
+        beyond = noise[..., rank:, :]
         if noise.shape[-2] > rank:
-            spread_bar = spread_bar + twice * spread * _squared_norms(noise[..., rank:, :])[..., None, :]
+            spread_bar = spread_bar + twice * spread * _squared_norms(beyond)[..., None, :]
         residual_bar = (0.5 * spread_bar / spread).squeeze(-2).sum_to_size(residual.shape)
         residual_bar = residual_bar.masked_fill(residual < torch.finfo(residual.dtype).tiny, 0.0)
-        return f_bar.sum_to_size(ctx.mean_shape), residual_bar, None
+        noise_bar = None
+        if ctx.needs_input_grad[2]:
+            noise_bar = torch.cat([f_bar * spread, twice * spread**2 * beyond], -2).sum_to_size(noise.shape)
+        return f_bar.sum_to_size(ctx.mean_shape), residual_bar, noise_bar
+
+
+def _spread(residual: Tensor) -> Tensor:
+    return residual.clamp_min(torch.finfo(residual.dtype).tiny).sqrt()[..., None, :]
 
 
 def _squared_norms(A: Tensor) -> Tensor:

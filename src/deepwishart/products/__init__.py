@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from deepwishart.products.native import load
 
@@ -36,13 +37,13 @@ def product(A: Tensor, B: Tensor, *, alpha: float = 1.0, into: Tensor | None = N
         into: What the product is added to, shape ``(B, m, n)``; it is changed.
         lower: Whether only the lower triangle is needed: what is above it means nothing.
     """
-    library = usable_library(A, B)
-    if library is None or (into is not None and into.stride(-1) != 1):
-        if into is not None:
-            return into.baddbmm_(A.expand(len(into), -1, -1), B.expand(len(into), -1, -1), alpha=alpha)
-        C = A @ B
-        return C if alpha == 1.0 else C.mul_(alpha)
-    return _multiply(library, A, B, into, alpha, lower)
+    library = _library_for_product(A, B, into)
+    if library is not None:
+        return _multiply(library, A, B, into, alpha, lower)
+    if into is not None:
+        return into.baddbmm_(A.expand(len(into), -1, -1), B.expand(len(into), -1, -1), alpha=alpha)
+    C = A @ B
+    return C if alpha == 1.0 else C.mul_(alpha)
 
 
 def matmul(A: Tensor, B: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
         A: Shape ``(*batch, m, k)``.
         B: Shape ``(*batch, k, n)``.
     """
-    if _library(A, B) is None:
+    if _library(A, B) is None or A.shape[-1] != B.shape[-2]:
         return A @ B
     C: Tensor = _Matmul.apply(A, B)
     return C
@@ -81,7 +82,7 @@ def exponential_of_product(A: Tensor, B: Tensor, cap: Tensor) -> Tensor:
         B: Shape ``(*batch, k, n)``.
         cap: Shape ``(*batch, 1, 1)``.
     """
-    library = usable_library(A, B)
+    library = _library_for_product(A, B)
     if library is None:
         return (A @ B).clamp_(max=cap).exp_()
     return _multiply(library, A, B, cap=cap)
@@ -93,7 +94,7 @@ def inverse_factor(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     The last is NaN where there is no factor; L and L⁻¹ mean nothing there. Nothing looks at it on the way, so nothing
     synchronises a device.
     """
-    library = usable_library(K)
+    library = usable_library(K) if K.shape[-1] == K.shape[-2] else None
     if library is None:
         L, info = torch.linalg.cholesky_ex(K, check_errors=False)
         half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -118,9 +119,24 @@ def usable_library(*tensors: Tensor) -> ctypes.CDLL | None:
 
 
 def _library(*tensors: Tensor) -> ctypes.CDLL | None:
-    if torch.compiler.is_compiling() or not all(x.is_cpu and x.dtype == torch.float64 for x in tensors):
+    if torch.compiler.is_compiling() or not all(map(_has_numbers_to_read, tensors)):
         return None
     return load().library
+
+
+def _has_numbers_to_read(x: Tensor) -> bool:
+    """Whether a tensor is doubles in this machine's memory, as they stand there."""
+    return x.dtype == torch.float64 and x.is_cpu and type(x) in (Tensor, Parameter) and not (x.is_neg() or x.is_sparse)
+
+
+def _library_for_product(A: Tensor, B: Tensor, into: Tensor | None = None) -> ctypes.CDLL | None:
+    """The library, if these fit together; if they do not, torch says so."""
+    if A.shape[-1] != B.shape[-2]:
+        return None
+    if into is None:
+        return usable_library(A, B)
+    fits = into.shape[-2:] == (A.shape[-2], B.shape[-1]) and into.stride(-1) == 1
+    return usable_library(A, B, into) if fits else None
 
 
 def call(function: Callable[..., int], *arguments: Tensor | float | None) -> None:

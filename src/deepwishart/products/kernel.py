@@ -34,7 +34,7 @@ class KernelMatrices(NamedTuple):
         (B, M, c), N, R = F.shape, f.shape[-1], log_height.shape[0]
         inverse, variance = (-log_lengthscale).exp(), (2 * log_height).exp()
         cap, diagonal = share(2 * log_height, B)[..., None, None], variance * (1 + jitter)
-        library = usable_library(F, f)
+        library = usable_library(F, f, tt, log_height, log_lengthscale, jitter)
         if library is not None:
             P, Q_transposed, p, K = (F.new_empty(B, *shape) for shape in ((M, c + 2), (M, c + 2), (c + 2, N), (M, M)))
             inputs = (x.contiguous() for x in (F, f, tt, 2 * log_height, inverse, diagonal))
@@ -51,7 +51,7 @@ class KernelMatrices(NamedTuple):
         P, Q, p, K, _, variance, inverse = self
         (B, M, width), N, R = P.shape, p.shape[-1], variance.shape[0]
         c = width - 2
-        library = usable_library(P, p)
+        library = usable_library(P, p, K_bar, P_bar, p_bar, tt, jitter)
         if library is not None:
             found = [P.new_empty(B, *shape) for shape in ((M, c), (c, N), (N,), (), ())]
             inputs = (x.contiguous() for x in (P, Q.mT, p, K, tt, inverse, variance, jitter, K_bar, P_bar, p_bar))

@@ -5,12 +5,14 @@ by panel, into the order in which tiles read them. Zeros at both ends of a panel
 that a product with a triangular matrix costs half, and one of two triangular matrices a third.
 
 Every number is a sum over k in rising order, in blocks of DEPTH, whatever the batch, the number of columns and the
-number of threads are: the same matrices give the same bits in any company.
+number of threads are: the same finite matrices give the same bits in any company. A zero times what is not finite may be
+left out.
 
 Matrices are given by a pointer and by what lies between two elements of the batch, two rows and two columns, counted in
 numbers; a result has its columns side by side. Functions return 0, or 1 where there was not enough memory. */
 
 #include <math.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,14 +46,20 @@ static long least(long a, long b) { return a < b ? a : b; }
 static long most(long a, long b) { return a > b ? a : b; }
 static long up_to_multiple(long n, long of) { return (n + of - 1) / of * of; }
 
-/* Memory of this thread, kept for the next call; NULL where there is none. */
+static pthread_key_t memory_of_thread;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void make_key(void) { pthread_key_create(&memory_of_thread, free); }
+
+/* Memory of this thread, kept for the next call until the thread ends; NULL where there is none. */
 static double *workspace(long numbers) {
   static _Thread_local double *memory;
   static _Thread_local long size;
   if (numbers > size) {
+    pthread_once(&once, make_key);
     free(memory);
     memory = aligned_alloc(64, up_to_multiple(8 * numbers, 64));
     size = memory ? numbers : 0;
+    pthread_setspecific(memory_of_thread, memory);
   }
   return memory;
 }
@@ -257,7 +265,7 @@ int product(long batch, long m, long n, long k, const double *A, long A_next, lo
   if (!batch || !m || !n) return 0;
   long columns = columns_of_task(batch, n), tasks = (n + columns - 1) / columns;
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch * tasks > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch * tasks > 1)
   for (long task = 0; task < batch * tasks; task++) {
     long e = task / tasks, j0 = task % tasks * columns, j1 = least(n, j0 + columns);
     Finish how = {.alpha = alpha, .adds = adds, .is_lower = is_lower, .cap = cap ? cap + e * cap_next : NULL};
@@ -285,7 +293,7 @@ int project(long batch, long M, long c, long N, long rows, const double *P, cons
   if (!batch || !N) return 0;
   long points = points_of_task(N), tasks = (N + points - 1) / points;
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch * tasks > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch * tasks > 1)
   for (long task = 0; task < batch * tasks; task++) {
     long e = task / tasks, j0 = task % tasks * points, j1 = least(N, j0 + points);
     double *space = workspace(space_of_product(most(M, rows), most(c, M)));
@@ -344,7 +352,7 @@ int pull_back_projection(long batch, long M, long c, long N, long rows, const do
   long sums = rows * M + M * c; /* a group of tasks has its own, and they are added up in order */
   double *partial = malloc(8 * batch * groups * sums);
   int failed = !partial;
-#pragma omp parallel for schedule(dynamic) if (batch * groups > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch * groups > 1)
   for (long task = 0; task < batch * groups; task++) {
     long e = task / groups, group = task % groups, largest = most(most(M, rows), c);
     double *own = partial + task * sums, *space = workspace((rows + M) * points + space_of_product(largest, DEPTH));
@@ -440,7 +448,7 @@ static long space_of_factor(long n) { return BLOCK * n + space_of_product(n, n);
 
 int inverse_factor(long batch, long n, const double *K, double *L, double *J, double *half_logdet) {
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch > 1)
   for (long e = 0; e < batch; e++) {
     double *space = workspace(space_of_factor(n));
     if (space) {
@@ -468,7 +476,7 @@ int kernel_matrices(long batch, long samples, long M, long c, long N, const doub
                     double *Q_transposed, double *p, double *K) {
   long width = c + 2;
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch > 1)
   for (long e = 0; e < batch; e++) {
     double *space = workspace(space_of_product(M, width));
     if (!space) {
@@ -506,7 +514,7 @@ int pull_back_kernel(long batch, long samples, long M, long c, long N, const dou
                      double *f_bar, double *tt_bar, double *height_bar, double *lengthscale_bar) {
   long width = c + 2, square = M * M, thin = M * width;
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch > 1)
   for (long e = 0; e < batch; e++) {
     double *Q_bar = workspace(thin + space_of_product(most(M, width), M)), *space = Q_bar + thin;
     if (!Q_bar) {
@@ -558,7 +566,7 @@ int make_scale(long batch, long samples, long M, long c, double nu, const double
   long square = M * M, thin = M * c;
   double root = sqrt(nu);
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch > 1)
   for (long e = 0; e < batch; e++) {
     long shared = e / samples;
     double *L = workspace(square + space_of_factor(M) + space_of_product(most(M, c), most(M, c))), *space = L + square;
@@ -602,7 +610,7 @@ int pull_back_scale(long batch, long samples, long M, long c, double nu, const d
   long square = M * M, thin = M * c;
   double root = sqrt(nu);
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch > 1)
   for (long e = 0; e < batch; e++) {
     double *JJ_bar = workspace(4 * square + thin + space_of_product(most(M, c), most(M, c))), *CC_bar = JJ_bar + square;
     double *D_bar = CC_bar + square, *other = D_bar + square, *C_F_bar = other + square, *space = C_F_bar + thin;
@@ -650,7 +658,7 @@ int make_output(long batch, long samples, long M, long columns, const double *K,
                 double *maps, double *K_ell, double *H_inverse, double *z, double *half_logdet, double *kl) {
   long square = M * M, thin = M * columns;
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch > 1)
   for (long e = 0; e < batch; e++) {
     double *H = workspace(square + 2 * thin + space_of_factor(M) + space_of_product(most(M, columns), most(M, columns)));
     double *W_v = H + square, *K_z = W_v + thin, *space = K_z + thin;
@@ -686,7 +694,7 @@ int pull_back_output(long batch, long samples, long M, long columns, const doubl
                      const double *maps_bar, const double *kl_bar, double *K_bar, double *ell_bar, double *v_bar) {
   long square = M * M, thin = M * columns;
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) if (batch > 1)
+#pragma omp parallel for schedule(dynamic) reduction(| : failed) if (batch > 1)
   for (long e = 0; e < batch; e++) {
     double *W_bar = workspace(4 * square + 3 * thin + space_of_product(most(M, columns), most(M, columns)));
     double *HH_bar = W_bar + square, *C_bar = HH_bar + square, *other = C_bar + square, *z_bar = other + square;

@@ -54,7 +54,7 @@ def load() -> Native:
         return Native(None, "there is no C compiler (cc, or what CC names)")
     try:
         library = library_for("-march=native", compiler)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         return Native(None, f"{compiler} made no library that can be used here: {detail.strip()}")
     if not _computes(library):
@@ -71,26 +71,23 @@ def library_for(architecture: str, compiler: str) -> ctypes.CDLL:
     digest = hashlib.sha256(repr(ingredients).encode()).hexdigest()[:16]
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepwishart" / f"native-{digest}.so"
     if kept.exists():
-        with suppress(OSError):  # a damaged one is made anew
+        with suppress(OSError, AttributeError):  # a damaged one is made anew
             return _open(kept)
     with tempfile.TemporaryDirectory() as folder:
         compiled, linked = Path(folder, "native.o"), Path(folder, "native.so")
         _run(compiler, *_FLAGS, architecture, "-c", str(_SOURCE), "-o", str(compiled))
         # OpenMP is left to torch's own, which is loaded: a second one would fight it for the cores.
         _run(compiler, "-shared", str(compiled), "-o", str(linked), "-lm")
-        return _open(kept if _keep(linked, kept) else linked)
+        with suppress(OSError):  # a cache need not be writable
+            _keep(linked, kept)
+        return _open(linked)
 
 
-def _keep(linked: Path, kept: Path) -> bool:
-    """Copy it to its place at once, since another process may be about to read it; a cache need not be writable."""
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        whole = kept.with_suffix(f".{os.getpid()}")
-        shutil.copy(linked, whole)
-        whole.replace(kept)
-    except OSError:
-        return False
-    return True
+def _keep(linked: Path, kept: Path) -> None:
+    """Put it in its place at once, since another process may be about to read it."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        Path(shutil.copy(linked, folder)).replace(kept)
 
 
 def _run(*command: str) -> str:

@@ -77,7 +77,7 @@ def pull_back_output(
     """
     (B, M, _), R, columns = K.shape, v.shape[0], v.shape[-1]
     maps, K_ell, H_inverse, z, *_ = found
-    library = library_for_small(K, ell, v)
+    library = library_for_small(K, ell, v, maps_bar, kl_bar)
     if library is not None:
         K_bar, ell_bar, v_bar = torch.empty_like(K), torch.empty_like(K), torch.empty_like(z)
         inputs = (x.contiguous() for x in (K, ell, v, maps, K_ell, H_inverse, z, maps_bar, kl_bar))

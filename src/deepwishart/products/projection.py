@@ -37,7 +37,7 @@ def project(P: Tensor, p: Tensor, cap: Tensor, maps: Tensor) -> Projection:
         cap: Shape ``(*batch, 1, 1)``.
         maps: M rows whose images' norms are wanted, and others below; shape ``(*batch, rows, M)``.
     """
-    library, M, N = usable_library(P, p), maps.shape[-1], p.shape[-1]
+    library, M, N = usable_library(P, p, cap, maps), maps.shape[-1], p.shape[-1]
     if library is None or N == 0:
         k = exponential_of_product(P, p, cap)
         seen = maps @ k
@@ -75,7 +75,7 @@ def pull_back_projection(
     Returns:
         That, shape ``(*batch, rows, M)``, and the gradients of P and of p.
     """
-    library, k, seen = usable_library(P, p), found.k, found.seen
+    library, k, seen = usable_library(P, p, maps, norms_bar, mean_bar), found.k, found.seen
     (*batch, M, c), (rows, N) = P.shape, seen.shape[-2:]
     if library is None or N == 0:
         seen_bar = _seen_bar(seen, M, norms_bar, mean_bar)

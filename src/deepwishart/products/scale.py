@@ -54,7 +54,7 @@ def make_scale(K: Tensor, rest: Tensor, added: Tensor, T: Tensor, H: Tensor, df:
         df: ν.
     """
     (B, M, c), R = T.shape, rest.shape[0]
-    library = library_for_small(K, T)
+    library = library_for_small(K, rest, added, T, H)
     if library is not None:
         square, thin, one = (B, M, M), (B, M, c), (B,)
         found = Scale(*(K.new_empty(shape) for shape in ((B, M + c, M), *(square,) * 4, thin, thin, one, one)))
@@ -99,7 +99,7 @@ def pull_back_scale(
     """
     (B, M, c), R, root = T.shape, rest.shape[0], df**0.5
     maps, C, C_inverse, D, DH, F_w, *_ = found
-    library = library_for_small(K, T)
+    library = library_for_small(K, rest, T, against_a, F_bar, trace_bar, logdet_bar)
     if library is not None:
         square, thin, one = (B, M, M), (B, M, c), (B,)
         K_bar, rest_bar, added_bar, T_bar, H_bar = (K.new_empty(shape) for shape in (square, one, square, thin, square))
