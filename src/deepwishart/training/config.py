@@ -47,9 +47,10 @@ class TrainingConfig:
         early_stopping_patience: Checks without a better held-out log-likelihood after which a run ends.
         max_recoveries: Times a replica is restored to its last good state before it is retired.
         checkpoint_seconds: Time between two checkpoints.
-        compile: Let torch compile the step, on a GPU or with a C++ compiler: about a minute before the first step, and
-            a fifth less time for each. It pays for runs of many minutes. Before the first step, the gradient is
-            compared with that of the step as written.
+        compile: Let torch compile the step: about a minute before the first step, and a fifth less time for each on a
+            GPU. It pays for runs of many minutes there; on a CPU, with a C++ compiler, only where
+            :mod:`deepwishart.products` has no library of its own. Before the first step, the gradient is compared with
+            that of the step as written.
     """
 
     num_steps: int = 5_000
