@@ -120,12 +120,12 @@ def main() -> None:
     parser.add_argument("--splits", default="0-4")
     parser.add_argument("--methods", default=",".join(FITS))
     arguments = parser.parse_args()
-    first, last = (int(k) for k in arguments.splits.split("-"))
+    first, _, last = arguments.splits.partition("-")
     methods = arguments.methods.split(",")
     rows = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     done = {(row["set"], row["split"], row["method"]) for row in rows}
     for name in arguments.sets.split(","):
-        for k in range(first, min(last + 1, UCI[name].splits)):
+        for k in range(int(first), min(int(last or first) + 1, UCI[name].splits)):
             split = load_split(name, k)
             for method in methods:
                 if (name, k, method) in done or (method == "gp" and len(split.X_train) > GP_UP_TO):

@@ -68,7 +68,7 @@ def uci(
     ] = None,
     compile_steps: Annotated[
         bool,
-        typer.Option("--compile", help="Let torch compile steps, on a GPU: a minute for each cell, a fifth off the rest."),
+        typer.Option("--compile", help="Let torch compile steps, on a GPU: a minute a cell, a fifth off the rest."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
     as_json: Json = False,
