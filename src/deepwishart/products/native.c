@@ -35,8 +35,15 @@ numbers; a result has its columns side by side. Functions return 0, or 1 where t
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8") /* so that sums stay in registers */
 
-enum { WIDTH = 3, COLUMNS = WIDTH * LANES, DEPTH = 384 };
-enum { CHUNK = 480, POINTS = 240, GROUPS = 8, BLOCK = 16 }; /* columns of a task, and so on: see where they are used */
+enum {
+  WIDTH = 3,
+  COLUMNS = WIDTH * LANES,
+  DEPTH = 384,
+  CHUNK = 480,  /* columns that a task of a product takes at most, about */
+  POINTS = 240, /* points that a task of a projection takes at most, about */
+  GROUPS = 8,   /* sums over points that are made at once, each by a task of its own */
+  BLOCK = 16    /* rows of a Cholesky factor at a time */
+};
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
 typedef double loose __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
