@@ -190,7 +190,7 @@ class PosteriorTensors(NamedTuple):
 
     @property
     def V(self) -> Tensor:
-        """V."""
+        """V, which is learned in units of V_unit where there are such."""
         return self.V_free if self.V_unit is None else matmul(self.V_unit, self.V_free)
 
     @property
