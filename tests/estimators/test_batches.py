@@ -17,7 +17,7 @@ from tests.estimators.test_sklearn import QUICK, table
     ("estimator", "rows", "options", "expected"),
     [
         (DWPRegressor, 2_048, {}, (2_048, False)),
-        (DWPRegressor, 2_050, {}, (2_049, True)),
+        (DWPRegressor, 2_050, {}, (2_050, True)),
         (DWPRegressor, 9_000, {}, (4_080, True)),
         (DGPRegressor, 9_000, {"num_samples": 7}, (4_074, True)),
         (DWPRegressor, 9_000, {"batch_size": 20}, (20, False)),

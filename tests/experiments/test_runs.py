@@ -13,10 +13,11 @@ import torch
 from deepwishart.data.uci import load_split
 from deepwishart.experiments import runs
 from deepwishart.experiments.recipes import METHODS, PRESETS, Recipe
-from deepwishart.experiments.runs import evaluate, fit_gps, load_replicas, make_model, run_cells
+from deepwishart.experiments.runs import evaluate, fit_gps, known_gps, load_replicas, make_model, run_cells
 from deepwishart.experiments.store import METRICS, Cell, Store
 from deepwishart.metrics import rmse
 from deepwishart.objectives import elbo, predict
+from deepwishart.shallow import ShallowGP
 from deepwishart.training import Check
 from tests.distributions.instances import generator
 
@@ -87,6 +88,28 @@ def test_a_plain_gp_can_be_fitted_to_what_another_process_only_lends() -> None:
     X.flags.writeable = Y.flags.writeable = False
     for part, expected in zip(runs._fit_gp(X, Y, 1, "likelihood", 0), own, strict=True):
         np.testing.assert_array_equal(part, expected)
+
+
+def test_plain_gps_are_fitted_once_for_all_cells_and_processes(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, asked = replace(SHORT, gp_starts=1), []
+
+    def fit(dataset: str, splits: list[int], *options: Any) -> ShallowGP:
+        asked.append(list(splits))
+        return fit_gps(dataset, splits, *options)
+
+    monkeypatch.setattr(runs, "fit_gps", fit)
+    expected = fit_gps("yacht", [2, 0, 1], recipe, data_dir)
+    for splits in ([0], [2, 0, 1], [1, 2]):
+        found = known_gps(Store(tmp_path / "r.sqlite"), "yacht", splits, recipe, data_dir)
+        for part, whole in zip(found, expected, strict=True):
+            assert torch.equal(part, whole[[[2, 0, 1].index(split) for split in splits]])
+    assert asked == [[0], [2, 1]]
+    for other in (replace(recipe, gp_starts=2), replace(recipe, gp_choice="prediction"), replace(recipe, seed=1)):
+        known_gps(Store(tmp_path / "r.sqlite"), "yacht", [0], other, data_dir)
+    known_gps(Store(tmp_path / "r.sqlite"), "yacht", [0], replace(recipe, jitter=1e-6), data_dir)
+    assert asked[2:] == [[0]] * 3
 
 
 def test_metrics_are_in_the_units_of_the_data(data_dir: Path) -> None:
@@ -177,8 +200,10 @@ class Late(runs._Timer):
 def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
     paper = PRESETS["paper"]
     assert (paper.num_steps, paper.num_samples, paper.num_test_samples) == (20_000, 10, 100)
-    config = paper.training
-    assert [config.rows_per_step(rows) for rows in (500, 9_000, 41_000)] == [500, 9_000, 10_000]
+    assert [paper.training(rows).rows_per_step(rows) for rows in (500, 41_157)] == [500, 41_157]
+    assert [paper.training(rows).deal_rows for rows in (2_048, 2_049)] == [False, True]
+    assert not paper.changed(["deal_rows=false"]).training(9_000).deal_rows
+    config = paper.training(500)
     assert config.learning_rate_factors()[9_999:10_001] == [1.0, 0.1]
     assert config.kl_weights()[500] == 0.5
     changes = ["jitter=1e-6", "gp_starts=0", "schedule=cosine", "num_inducing=7", "shared_precision=false"]
@@ -190,6 +215,8 @@ def test_recipes_differ_in_their_hash_and_say_what_they_are() -> None:
     assert paper.changed(changed.changes_from(paper)) == changed
     assert not paper.changes_from(paper)
     assert "7 inducing points" in changed.describe()
+    assert "each seen by one of the samples" in changed.describe()
+    assert "each seen" not in paper.changed(["deal_rows=false"]).describe()
     assert "a precision for each feature" in changed.describe()
     for wrong in ("jitter", "speed=2", "num_steps=many", "gp_starts=perhaps", "gp_choice=luck", "shared_precision=0"):
         with pytest.raises(ValueError, match=r"name=value|must be (of type|one of)"):

@@ -42,6 +42,14 @@ def test_a_finished_split_keeps_its_result(tmp_path: Path) -> None:
     assert store.frame()["elbo"].tolist() == [1.0, 3.0]
 
 
+def test_starts_are_kept_once_for_a_set_and_a_recipe(tmp_path: Path) -> None:
+    store = Store(tmp_path / "r.sqlite")
+    store.add_starts("yacht", "a", {3: [[0.1 + 0.2, 1e-300], 2.0], 0: [[1.0], 1.0]})
+    store.add_starts("yacht", "a", {3: [[9.0], 9.0], 1: [[2.0], 2.0]})
+    assert Store(store.path).starts("yacht", "a") == {3: [[0.1 + 0.2, 1e-300], 2.0], 0: [[1.0], 1.0], 1: [[2.0], 2.0]}
+    assert store.starts("yacht", "b") == store.starts("wine", "a") == {}
+
+
 def test_claims_are_exclusive_and_end_with_their_block(tmp_path: Path) -> None:
     ours, theirs = Store(tmp_path / "r.sqlite"), Store(tmp_path / "r.sqlite")
     ours.add([row(3)])

@@ -38,7 +38,7 @@ def test_small_data_are_one_batch() -> None:
     assert TrainingConfig().rows_per_step(40_000) == 1_024
     assert TrainingConfig(batch_size=100).rows_per_step(50) == 50
     assert TrainingConfig(batch_size=100, deal_rows=True, num_samples=3).rows_per_step(300) == 99
-    assert TrainingConfig(deal_rows=True, num_samples=3).rows_per_step(300) == 300
+    assert TrainingConfig(deal_rows=True, num_samples=3).rows_per_step(301) == 301
     with pytest.raises(ValueError, match="a row for each of 3 samples, got 2 rows"):
         TrainingConfig(deal_rows=True, num_samples=3).rows_per_step(2)
 

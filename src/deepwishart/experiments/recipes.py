@@ -11,7 +11,7 @@ import torch
 from deepwishart.linalg import default_jitter
 from deepwishart.shallow import Criterion
 from deepwishart.training import TrainingConfig
-from deepwishart.training.config import Schedule
+from deepwishart.training.config import FULL_BATCH_UP_TO, Schedule
 
 __all__ = ["METHODS", "PRESETS", "Recipe"]
 
@@ -35,7 +35,9 @@ class Recipe:
         gp_choice: What makes one of its fits the best, ``"likelihood"`` or ``"prediction"``.
         noise: Variance of the noise to start from, where no GP has said.
         jitter: Relative to a kernel's mean diagonal.
-        batch_size: Rows a step, or all if there are no more.
+        batch_size: Rows a step, or all if there are no more. By default, all of every set.
+        deal_rows: Whether, in sets of more than 2,048 rows, each row of a batch is seen by one of the samples instead of
+            all, see :class:`~deepwishart.training.TrainingConfig`.
         shared_precision: Whether the features of a hidden layer of a deep GP share one precision.
         seed: Of inducing inputs, batches and noise.
     """
@@ -51,7 +53,8 @@ class Recipe:
     gp_choice: Criterion = "likelihood"
     noise: float = 1.0
     jitter: float = default_jitter(torch.float64)
-    batch_size: int = 10_000
+    batch_size: int = 50_000
+    deal_rows: bool = True
     shared_precision: bool = True
     seed: int = 0
 
@@ -82,13 +85,13 @@ class Recipe:
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    @property
-    def training(self) -> TrainingConfig:
-        """How a model is trained."""
+    def training(self, num_data: int) -> TrainingConfig:
+        """How a model of so many rows is trained."""
         return TrainingConfig(
             num_steps=self.num_steps,
             num_samples=self.num_samples,
             batch_size=self.batch_size,
+            deal_rows=self.deal_rows and num_data > FULL_BATCH_UP_TO,
             learning_rate=self.learning_rate,
             schedule=self.schedule,
         )
@@ -97,12 +100,13 @@ class Recipe:
         """In a sentence, for the head of a table."""
         starts = f" (the best of {self.gp_starts} by {self.gp_choice})" if self.gp_starts > 1 else ""
         start = f"the fit of a plain GP{starts}" if self.gp_starts else f"noise {self.noise:g}"
+        dealt = f", each seen by one of the samples in sets of more than {FULL_BATCH_UP_TO:,}" if self.deal_rows else ""
         apart = "" if self.shared_precision else ", in the DGP a precision for each feature"
         return (
             f"{self.num_steps:,} steps of Adam at {self.learning_rate:g} ({self.schedule} schedule), "
             f"{self.num_samples} samples to train and {self.num_test_samples} to test, {self.num_inducing} inducing "
-            f"points, jitter {self.jitter:.1g}, initialisation “{self.initialisation}” from {start}, batches of "
-            f"{self.batch_size:,} rows for larger sets, seed {self.seed}{apart}"
+            f"points, jitter {self.jitter:.1g}, initialisation “{self.initialisation}” from {start}, up to "
+            f"{self.batch_size:,} rows a step{dealt}, seed {self.seed}{apart}"
         )
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from deepwishart.shallow import Criterion, ShallowGP, fit_shallow_gp
 from deepwishart.starting import match_noise, start_from
 from deepwishart.training import Check, History, train
 
-__all__ = ["Replicas", "evaluate", "fit_gps", "load_replicas", "make_model", "run_cell", "run_cells"]
+__all__ = ["Replicas", "evaluate", "fit_gps", "known_gps", "load_replicas", "make_model", "run_cell", "run_cells"]
 
 _ROWS_OF_ELBO, _SAMPLES_OF_ELBO = 2_048, 10
 
@@ -88,22 +87,30 @@ def make_model(
 
 
 def fit_gps(dataset: str, splits: Sequence[int], recipe: Recipe, data_dir: Path | None = None) -> ShallowGP:
-    """A plain GP for each split."""
-    return _fit_gps(dataset, tuple(splits), recipe.gp_starts, recipe.gp_choice, recipe.seed, data_dir)
-
-
-@cache
-def _fit_gps(
-    dataset: str, splits: tuple[int, ...], num_starts: int, choose_by: Criterion, seed: int, data_dir: Path | None
-) -> ShallowGP:
-    """On all cores; kept, since all depths and methods of a set start from them."""
+    """A plain GP for each split, on all cores."""
     from joblib import Parallel, cpu_count, delayed
 
     data = load_replicas(dataset, splits, data_dir)
     fits = Parallel(n_jobs=min(len(splits), cpu_count()))(
-        delayed(_fit_gp)(X, Y, num_starts, choose_by, seed) for X, Y in zip(data.X.numpy(), data.Y.numpy(), strict=True)
+        delayed(_fit_gp)(X, Y, recipe.gp_starts, recipe.gp_choice, recipe.seed)
+        for X, Y in zip(data.X.numpy(), data.Y.numpy(), strict=True)
     )
     return ShallowGP(*(torch.from_numpy(np.stack(part)) for part in zip(*fits, strict=True)))
+
+
+def known_gps(
+    store: Store, dataset: str, splits: Sequence[int], recipe: Recipe, data_dir: Path | None = None
+) -> ShallowGP:
+    """:func:`fit_gps`, once for all depths and methods: those that a store lacks are fitted and added to it."""
+    made_by = json.dumps([recipe.gp_starts, recipe.gp_choice, recipe.seed, __version__])
+    known = store.starts(dataset, made_by)
+    missing = [split for split in splits if split not in known]
+    if missing:
+        fitted = zip(*(part.tolist() for part in fit_gps(dataset, missing, recipe, data_dir)), strict=True)
+        store.add_starts(dataset, made_by, dict(zip(missing, fitted, strict=True)))
+        known = store.starts(dataset, made_by)
+    parts = zip(*(known[split] for split in splits), strict=True)
+    return ShallowGP(*(torch.tensor(part, dtype=torch.float64) for part in parts))
 
 
 def _fit_gp(X: np.ndarray, Y: np.ndarray, num_starts: int, choose_by: Criterion, seed: int) -> list[np.ndarray]:
@@ -207,7 +214,7 @@ def run_cell(
     if deadline is not None and time.monotonic() >= deadline:
         return None
     data = load_replicas(cell.dataset, splits, data_dir)
-    gp = fit_gps(cell.dataset, splits, recipe, data_dir) if recipe.gp_starts else None
+    gp = known_gps(store, cell.dataset, splits, recipe, data_dir) if recipe.gp_starts else None
     model = make_model(data, cell.depth, cell.method, recipe, gp).to(device)
     data = data.to(device)
     checkpoint = _checkpoint(store, cell, splits)
@@ -216,7 +223,7 @@ def run_cell(
         model,
         data.X,
         data.Y,
-        replace(recipe.training, compile=compile_steps),
+        replace(recipe.training(data.X.shape[-2]), compile=compile_steps),
         seed=recipe.seed,
         checkpoint=checkpoint,
         resume=True,

@@ -27,7 +27,7 @@ def measure_epoch(
     data = load_replicas(dataset, [0], data_dir)
     model = make_model(data, depth, method, recipe).to(device)
     data = data.to(device)
-    config = recipe.training
+    config = recipe.training(data.X.shape[-2])
     with flattened(model, model.batch_shape) as flat, memory_is_kept():
         step = Trainer(model, flat, data.X, data.Y, config).step
         for _ in range(_WARM_UP):

@@ -73,6 +73,10 @@ class Store:
         with self._transaction() as db:
             db.execute(f"CREATE TABLE IF NOT EXISTS results ({columns}, PRIMARY KEY ({key}))")
             db.execute(f"CREATE TABLE IF NOT EXISTS claims ({claimed}, worker TEXT, seen REAL, PRIMARY KEY ({key}))")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS starts "
+                "(dataset TEXT, split INTEGER, recipe TEXT, start TEXT, PRIMARY KEY (dataset, split, recipe))"
+            )
             present = [row[1] for row in db.execute("PRAGMA table_info(results)")]
             if present != list(COLUMNS):
                 raise StoreError(f"{self.path} has other columns than this version writes. Use another file.")
@@ -122,6 +126,26 @@ class Store:
         with self._transaction() as db:
             rows = db.execute(f"SELECT {', '.join(COLUMNS)} FROM results ORDER BY {order}").fetchall()
         return pd.DataFrame(rows, columns=list(COLUMNS))
+
+    # Where models begin
+
+    def starts(self, dataset: str, recipe: str) -> dict[int, Any]:
+        """What was kept for the splits of a set."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT split, start FROM starts WHERE dataset = ? AND recipe = ?", (dataset, recipe))
+            return {split: json.loads(start) for split, start in rows}
+
+    def add_starts(self, dataset: str, recipe: str, starts: Mapping[int, Any]) -> None:
+        """Keep what takes long to find and is the same for all depths and methods; what is there already, stays.
+
+        Args:
+            dataset: The set.
+            recipe: How they were found.
+            starts: By split, of numbers and lists and dictionaries of them.
+        """
+        rows = [(dataset, split, recipe, json.dumps(start)) for split, start in starts.items()]
+        with self._transaction() as db:
+            db.executemany("INSERT OR IGNORE INTO starts VALUES (?, ?, ?, ?)", rows)
 
     # Claims
 

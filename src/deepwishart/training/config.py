@@ -31,8 +31,8 @@ class TrainingConfig:
         num_samples: Posterior samples a step.
         batch_size: Rows a step, drawn without replacement; by default all of up to 2,048, else 1,024.
         deal_rows: Whether each row of a batch is seen by one posterior sample instead of all, so that more rows cost
-            less: for large data, where it is rows and not samples that a gradient lacks. A batch is then a multiple of
-            ``num_samples``.
+            less: for large data, where it is rows and not samples that a gradient lacks. A batch that is not all of the
+            data is then a multiple of ``num_samples``.
         learning_rate: To start from.
         schedule: ``"paper"``, a tenth of it from half of the steps on; ``"cosine"``, down to a hundredth along a
             cosine; ``"plateau"``, a tenth of it for a replica whose ELBO has stopped rising; or ``"constant"``.
@@ -100,7 +100,7 @@ class TrainingConfig:
             return rows
         if rows < self.num_samples:
             raise ValueError(f"deal_rows needs a row for each of {self.num_samples} samples, got {rows} rows a step.")
-        return rows - rows % self.num_samples
+        return rows if rows == num_data else rows - rows % self.num_samples
 
     def learning_rate_factors(self) -> list[float]:
         """What the schedule makes of the learning rate at every step."""

@@ -78,9 +78,9 @@ class TrainingStep:
         self.failures = torch.zeros(R, dtype=torch.int64, device=like.device)
         self.skipped = torch.zeros_like(self.failures)
         self.rate_scale = like.new_ones(R)
-        self._whole = (X, Y, weights) if self.batch_size == self.num_data else None
-        if self._whole is not None and like.device.type == "cuda" and not config.deal_rows:
-            self._whole = pad_rows(*self._whole)
+        # A sample has as many rows as the others, and a GPU multiplies aligned rows faster.
+        multiple = (config.num_samples if config.deal_rows else 1) * (_ALIGNMENT if like.device.type == "cuda" else 1)
+        self._whole = pad_rows(X, Y, weights, multiple) if self.batch_size == self.num_data else None
         self._elbo = elbo_given_noise
         self._is_to_be_compiled = config.compile
         self._graph: Any = None
@@ -197,13 +197,13 @@ class TrainingStep:
         self._graph = graph
 
 
-def pad_rows(X: Tensor, Y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Add rows that count for nothing, up to a multiple of 8: a GPU multiplies aligned rows faster."""
+def pad_rows(X: Tensor, Y: Tensor, weights: Tensor | None, multiple: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Add rows that count for nothing, up to a multiple of a number."""
     N = X.shape[-2]
-    rows = torch.arange(-(-N // _ALIGNMENT) * _ALIGNMENT, device=X.device)
+    rows = torch.arange(-(-N // multiple) * multiple, device=X.device)
     if len(rows) == N:
         return X, Y, weights
-    counts = (rows < N).to(X.dtype)
+    counts = (rows < N).to(X.dtype).expand(*X.shape[:-2], -1)
     rows %= N
     return X[..., rows, :], Y[..., rows, :], counts if weights is None else weights[..., rows] * counts
 
