@@ -36,7 +36,7 @@ class Recipe:
         noise: Variance of the noise to start from, where no GP has said.
         jitter: Relative to a kernel's mean diagonal.
         batch_size: Rows a step, or all if there are no more. By default, all of every set.
-        deal_rows: Whether, in sets of more than 2,048 rows, each row of a batch is seen by one of the samples instead of
+        deal_rows: Whether, in sets of more than 2,048 rows, each row of a step is seen by one of the samples instead of
             all, see :class:`~deepwishart.training.TrainingConfig`.
         shared_precision: Whether the features of a hidden layer of a deep GP share one precision.
         seed: Of inducing inputs, batches and noise.
