@@ -43,6 +43,7 @@ def test_a_cell_lands_in_the_store_and_in_every_table(place: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "Preset “paper” with num_steps=60, num_samples=2, num_test_samples=10, num_inducing=8: 60" in result.output
     assert "A-GW" in result.output
+    assert "…" not in result.output  # no table is cut, however narrow the terminal
     assert "not run" in (place / "table.md").read_text(encoding="utf-8")
     assert invoke("table", "--dataset", "yacht", *QUICK, "--out", "table.md").exit_code == 2  # would overwrite
     assert invoke("table", "--dataset", "yacht", "--depth", "2,5", *QUICK, "--out", "some.md").exit_code == 0

@@ -26,7 +26,7 @@ from deepwishart.data.tables import write_atomically
 
 __all__ = ["reproduce_app"]
 
-_WIDE = 160
+_WIDE = 1_000  # columns that no table needs
 
 reproduce_app = typer.Typer(help="Reproduce the paper.", no_args_is_help=True)
 app.add_typer(reproduce_app, name="reproduce")
@@ -289,7 +289,7 @@ def show_tables(found: list[Any], head: list[str], out: Path | None) -> None:
     """On the terminal, and in a file whose ending says in which form."""
     from deepwishart.experiments.tables import FORMATS
 
-    wide = Console(highlight=False, width=max(console.width, _WIDE))
+    wide = Console(highlight=False, width=_WIDE)
     for paragraph in head:
         console.print(paragraph, markup=False, soft_wrap=True)
     for table in found:
