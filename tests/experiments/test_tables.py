@@ -100,6 +100,26 @@ def test_differences_are_paired_over_splits() -> None:
     assert row[table.header.index("GW − DGP") :][:3] == ["–", "–", "0.14 ± 0.03"]
 
 
+@pytest.mark.parametrize(
+    ("mean", "stderr", "shown"),
+    [
+        (2.0714, 0.0051, "2.07 ± 0.01"),
+        (2.0714, 0.0049, "2.071 ± 0.005"),
+        (0.03451, 0.00131, "0.035 ± 0.001"),
+        (-0.00004, 0.00037, "0.0000 ± 0.0004"),
+        (0.0000454, 0.0000012, "0.000045 ± 0.000001"),
+        (3.8716, 0.0395, "3.87 ± 0.04"),
+        (0.3, 1e-17, "0.30 ± 0.00"),
+        (-1.06, 0.0, "−1.06 ± 0.00"),
+    ],
+)
+def test_errors_are_not_rounded_to_zero(mean: float, stderr: float, shown: str) -> None:
+    """Three values have this mean and this standard error; only where they are all equal is it shown as zero."""
+    spread = stderr * math.sqrt(3)
+    (table,) = result_tables(results(gw=[mean - spread, mean, mean + spread]), ["yacht"])
+    assert next(row for row in table.rows if row[:2] == ["2", "GW"])[3] == shown
+
+
 def test_a_single_split_has_no_error() -> None:
     (table,) = result_tables(results(gw=[1.0]), ["yacht"])
     row = next(row for row in table.rows if row[:2] == ["2", "GW"])

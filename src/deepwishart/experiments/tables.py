@@ -33,6 +33,7 @@ COMPARED = {"elbo": "ELBO", "log_likelihood": "LL", "rmse": "RMSE"}
 PAIRS = (("gw", "dgp"), ("a-gw", "gw"), ("ab-gw", "gw"), ("ab-gw", "a-gw"))
 DEPTHS = (2, 3, 4, 5)
 _ROUNDING = 0.005  # the paper's means have two decimals
+_NO_ERROR = 1e-12  # relative to a mean: the rounding of values that are all equal
 
 
 class TextTable(NamedTuple):
@@ -190,8 +191,16 @@ def _ratio(value: float, error: float) -> float:
 def _show(found: Estimate | None) -> str:
     if found is None:
         return "–"
-    mean = _minus(f"{found.mean:.2f}")
-    return mean if math.isnan(found.stderr) else f"{mean} ± {found.stderr:.2f}"
+    digits = _decimals(found)
+    mean = _minus(f"{found.mean:.{digits}f}")
+    return mean if math.isnan(found.stderr) else f"{mean} ± {found.stderr:.{digits}f}"
+
+
+def _decimals(found: Estimate) -> int:
+    """The paper's two, or as many as it takes for the standard error not to be rounded to zero."""
+    if not found.stderr > _NO_ERROR * abs(found.mean):
+        return 2
+    return max(2, math.ceil(-math.log10(2 * found.stderr)))
 
 
 def _show_difference(comparison: Comparison) -> str:
@@ -205,11 +214,12 @@ def _show_difference(comparison: Comparison) -> str:
 def _show_z(z: float | None) -> str:
     if z is None or math.isnan(z):
         return "–"
-    return _minus("+∞" if z == math.inf else "-∞" if z == -math.inf else f"{z:+.1f}")
+    return ("+∞" if z == math.inf else "-∞" if z == -math.inf else f"{z:+.1f}").replace("-", "−")
 
 
 def _minus(text: str) -> str:
-    return "0.00" if text in ("-0.00", "+0.00") else text.replace("-", "−")
+    """With a typographic minus, and without a sign before zero."""
+    return text[1:] if text[0] in "+-" and not text.strip("+-0.") else text.replace("-", "−")
 
 
 # Forms
