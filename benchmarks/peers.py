@@ -3,8 +3,8 @@
     python benchmarks/peers.py --out FILE.jsonl [--sets yacht,boston] [--splits 0-4] [--methods dwp,gp,ngboost,boosting]
 
 dwp       DWPRegressor(random_state=0), nothing else set; dwp-350 and the like have so many steps at most
-gp        scikit-learn's exact GP: ConstantKernel() * RBF(ones) + WhiteKernel(), standardised; in a larger set, the kernel
-          is learned from 2,000 rows, and the GP has 12,000 at most
+gp        scikit-learn's exact GP: ConstantKernel() * RBF(ones) + WhiteKernel(), standardised; in a larger set, the
+          kernel is learned from 2,000 rows, and the GP has 12,000 at most
 ngboost   NGBoost with up to 2,000 trees, stopped early by a tenth of the training rows; install it beside, with the
           older pandas that it asks for: pip install ngboost
 boosting  scikit-learn's HistGradientBoostingRegressor, with the spread of its out-of-fold residuals for a normal's
