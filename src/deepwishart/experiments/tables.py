@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
@@ -26,6 +26,7 @@ __all__ = [
     "missed_table",
     "paired_difference",
     "result_tables",
+    "show_estimate",
 ]
 
 NAMES = {"dgp": "DGP", "gw": "GW", "a-gw": "A-GW", "ab-gw": "AB-GW"}
@@ -116,7 +117,7 @@ def result_tables(
             splits = str(cell[0].ours.splits) if cell[0].ours else "not run"
             row = [str(cell[0].depth), NAMES[cell[0].method], splits]
             for comparison in cell:
-                row += [_show(comparison.ours), _show(comparison.paper), _show_difference(comparison)]
+                row += [show_estimate(comparison.ours), show_estimate(comparison.paper), _show_difference(comparison)]
             rows.append(row)
         tables.append(TextTable(f"{dataset}", header, rows))
     return tables
@@ -134,8 +135,8 @@ def missed_table(
             str(c.depth),
             NAMES[c.method],
             COMPARED[c.metric],
-            _show(c.ours),
-            _show(c.paper),
+            show_estimate(c.ours),
+            show_estimate(c.paper),
             _show_difference(c),
         ]
         for c in missed
@@ -172,7 +173,7 @@ def difference_table(
             row = [dataset, str(depth)]
             for pair, found in zip(PAIRS, ours, strict=True):
                 z = None if found is None else _ratio(found.mean, found.stderr)
-                row += [_show(found), _show_z(z), _show_published_difference(dataset, depth, pair)]
+                row += [show_estimate(found), _show_z(z), _show_published_difference(dataset, depth, pair)]
             rows.append(row)
     return TextTable("ELBO per datapoint, differences between methods paired over splits", header, rows)
 
@@ -181,18 +182,19 @@ def _show_published_difference(dataset: str, depth: int, pair: tuple[str, str]) 
     first, second = (published(dataset, depth, method, "elbo") for method in pair)
     if first is None or second is None:
         return "–"
-    return _show(Estimate(first.mean - second.mean, math.hypot(first.stderr, second.stderr), first.splits))
+    return show_estimate(Estimate(first.mean - second.mean, math.hypot(first.stderr, second.stderr), first.splits))
 
 
 def _ratio(value: float, error: float) -> float:
     return value / error if error else math.copysign(math.inf, value) if value else 0.0
 
 
-def _show(found: Estimate | None) -> str:
+def show_estimate(found: Estimate | None, sign: Literal["-", "+"] = "-") -> str:
+    """Mean ± standard error, with a plus before what is positive if the sign says so."""
     if found is None:
         return "–"
     digits = _decimals(found)
-    mean = _minus(f"{found.mean:.{digits}f}")
+    mean = _minus(f"{found.mean:{sign}.{digits}f}")
     return mean if math.isnan(found.stderr) else f"{mean} ± {found.stderr:.{digits}f}"
 
 

@@ -1,0 +1,1 @@
+"""Measurements that are made by hand, never by the tests."""
