@@ -72,14 +72,13 @@ def test_kernels_noise_and_inducing_inputs_have_a_rate_of_their_own(data: Replic
         torch.testing.assert_close(found[key], (factor if key in theirs else 1.0) * step, rtol=1e-9, atol=1e-12)
 
 
-def test_triangles_stay_triangles(data: Replicas) -> None:
-    for name in ("lower", "upper"):
-        with started(data, name) as (model, trainer):
-            for _ in range(3):
-                trainer.step()
-            rows = dict(model.named_parameters())["layers.0.posterior.rows"]
-            for triangle, stays in ((rows.tril(-1), name == "upper"), (rows.triu(1), name == "lower")):
-                assert (triangle.abs().max() == 0) == stays
+def test_a_triangle_stays_a_triangle(data: Replicas) -> None:
+    with started(data, "upper") as (model, trainer):
+        for _ in range(3):
+            trainer.step()
+        rows = dict(model.named_parameters())["layers.0.posterior.rows"]
+        assert (rows.tril(-1) == 0).all()
+        assert (rows.triu(1) != 0).any()
 
 
 def test_the_scale_of_v_is_one_more_parameter(data: Replicas) -> None:
