@@ -55,7 +55,7 @@ class Variant:
 
 
 def take_random_rows(model: DeepKernelProcess, data: Replicas, gp: ShallowGP) -> None:
-    """For inducing inputs, all rows alike; then begin as the GP once more."""
+    """Inducing inputs are rows drawn at random, each as likely as the others; the model begins as the GP once more."""
     generator = torch.Generator().manual_seed(1)
     M, N = model.inducing_inputs.shape[-2], data.X.shape[-2]
     rows = torch.stack([torch.randperm(N, generator=generator)[:M] for _ in data.X])[..., None]
@@ -206,18 +206,19 @@ def main() -> None:
         for dataset in arguments.sets.split(","):
             for depth in map(int, arguments.depths.split(",")):
                 fill(arguments.out, name, dataset, depth, splits, arguments.steps)
-    print(table(pd.read_csv(arguments.out)))
+    results = pd.read_csv(arguments.out)
+    print(table(results[results["steps"] == arguments.steps]))
 
 
 def fill(out: Path, name: str, dataset: str, depth: int, splits: tuple[int, ...], steps: int) -> None:
+    cell = {"variant": name, "dataset": dataset, "depth": depth, "steps": steps}
     if out.exists():
         known = pd.read_csv(out)
-        there = known[(known["variant"] == name) & (known["dataset"] == dataset) & (known["depth"] == depth)]
+        there = known[(known[list(cell)] == pd.Series(cell)).all(axis=1)]
         if set(splits) <= set(there["split"]):
             return
     metrics = run(dataset, depth, splits, steps, VARIANTS[name])
-    cell = {"variant": name, "dataset": dataset, "depth": depth, "steps": steps, "split": list(splits)}
-    rows = pd.DataFrame({**cell, **{metric: values.tolist() for metric, values in metrics.items()}})
+    rows = pd.DataFrame({**cell, "split": splits, **{metric: values.tolist() for metric, values in metrics.items()}})
     rows.to_csv(out, mode="a", header=not out.exists(), index=False)
 
 

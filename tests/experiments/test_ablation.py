@@ -120,5 +120,6 @@ def test_gains_over_the_preset_are_paired() -> None:
 
 
 def test_the_results_page_has_their_table() -> None:
+    """Else: what benchmarks/ablation.py --out docs/results/variants.csv prints."""
     results = pd.read_csv(PAGE.parent / "results" / "variants.csv")
     assert table(results) in PAGE.read_text(encoding="utf-8")
