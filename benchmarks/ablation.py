@@ -3,9 +3,9 @@
     python benchmarks/ablation.py --out FILE.csv [--sets yacht,boston] [--depths 2,5] [--splits 0-4] [--steps 2500]
         [--variants random-rows,late]
 
-`VARIANTS` says what each of them is. A row for each split is appended to the file, and cells that are there are not run
-again. Prints the table of docs/results.md: ELBO per datapoint and test log-likelihood, and in brackets what both gain
-over the preset, paired over splits, ± standard errors.
+`VARIANTS` says what each of them is. A row for each split is appended to the file, and splits that are there are not
+run again. Prints the table of docs/results.md: ELBO per datapoint and test log-likelihood, and in brackets what both
+gain over the preset, paired over splits, ± standard errors.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from deepwishart.shallow import ShallowGP
 from deepwishart.starting import match_noise, start_from
 from deepwishart.training.adam import Adam
 from deepwishart.training.loop import Trainer
-from deepwishart.training.parameters import FlatParameters, flattened
+from deepwishart.training.parameters import flattened
 
 METRICS = ("elbo", "log_likelihood")
 METHOD = "a-gw"
@@ -115,7 +115,7 @@ class RatedAdam(Adam):
 
 
 def set_rates(factor_of: Callable[[str, Tensor], Tensor], trainer: Trainer) -> None:
-    flat: FlatParameters = trainer.flat
+    flat = trainer.flat
     factors = [factor_of(name, p).expand_as(p) for name, p in zip(flat.shapes, flat.parameters, strict=True)]
     trainer.step.optimiser = RatedAdam(flat.values, flat.join(factors))
 
@@ -171,8 +171,8 @@ def run(dataset: str, depth: int, splits: tuple[int, ...], steps: int, variant: 
 def table(results: pd.DataFrame) -> str:
     """In Markdown, a row for each variant."""
     cells = list(results.groupby(["dataset", "depth"], sort=False))
-    lines = [f"| | {' | '.join(f'{dataset}, {depth}' for (dataset, depth), _ in cells)} |", "|---" * (len(cells) + 1)]
-    lines[-1] += "|"
+    names = " | ".join(f"{dataset}, {depth}" for (dataset, depth), _ in cells)
+    lines = [f"| | {names} |", "|---" * (len(cells) + 1) + "|"]
     for name, variant in VARIANTS.items():
         if name in set(results["variant"]):
             lines.append(f"| {variant.about} | {' | '.join(show(cell, name) for _, cell in cells)} |")
@@ -202,7 +202,10 @@ def main() -> None:
     arguments = parser.parse_args()
     first, _, last = arguments.splits.partition("-")
     splits = tuple(range(int(first), int(last or first) + 1))
-    for name in arguments.variants.split(","):
+    names = arguments.variants.split(",")
+    if unknown := set(names) - set(VARIANTS):
+        parser.error(f"--variants takes {', '.join(VARIANTS)}, got {', '.join(sorted(unknown))}")
+    for name in names:
         for dataset in arguments.sets.split(","):
             for depth in map(int, arguments.depths.split(",")):
                 fill(arguments.out, name, dataset, depth, splits, arguments.steps)
@@ -215,8 +218,9 @@ def fill(out: Path, name: str, dataset: str, depth: int, splits: tuple[int, ...]
     if out.exists():
         known = pd.read_csv(out)
         there = known[(known[list(cell)] == pd.Series(cell)).all(axis=1)]
-        if set(splits) <= set(there["split"]):
-            return
+        splits = tuple(split for split in splits if split not in set(there["split"]))
+    if not splits:
+        return
     metrics = run(dataset, depth, splits, steps, VARIANTS[name])
     rows = pd.DataFrame({**cell, "split": splits, **{metric: values.tolist() for metric, values in metrics.items()}})
     rows.to_csv(out, mode="a", header=not out.exists(), index=False)

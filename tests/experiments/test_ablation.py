@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.ablation import VARIANTS, table
+from benchmarks import ablation
+from benchmarks.ablation import VARIANTS, fill, table
 from deepwishart.experiments.recipes import PRESETS
 from deepwishart.experiments.runs import Replicas, load_replicas, make_model
+from deepwishart.layers import WishartLayer
 from deepwishart.models import DeepKernelProcess
 from deepwishart.objectives import elbo
 from deepwishart.shallow import ShallowGP
@@ -54,6 +56,12 @@ def test_random_rows_have_their_own_targets(data: Replicas) -> None:
         for replica in range(2):
             for z, v in zip(model.inducing_inputs[replica], model.output.posterior.v[replica], strict=True):
                 assert v in data.Y[replica][(data.X[replica] == z).all(-1)]
+            assert len(model.inducing_inputs[replica].unique(dim=0)) == 7
+        layer = model.layers[0]
+        assert isinstance(layer, WishartLayer)
+        unit = layer.posterior.get_buffer("V_unit")
+        K = layer.kernel.ii(model.input_gram(data.X[:, :0]))
+        torch.testing.assert_close(layer.df * unit @ unit.mT, K, rtol=0, atol=1e-7)  # it began at these rows
 
 
 @pytest.mark.parametrize(("name", "factor"), [("slow-model", 0.3), ("fast-model", 3.0)])
@@ -97,8 +105,16 @@ def test_the_rate_falls_late(data: Replicas) -> None:
 
 
 def test_divergences_can_be_sampled(data: Replicas) -> None:
-    with started(data, "sampled") as (model, _):
-        assert [layer.kl for layer in model.layers] == ["sampled"]
+    """The exact divergence of the first layer is the same for all samples, a sampled one on average."""
+    with started(data, "preset") as (preset, _), started(data, "sampled") as (model, _):
+        noise = model.draw_noise(2_000, 1, generator(0))
+        with torch.no_grad():
+            (exact,), (sampled,) = preset(data.X[:, :1], noise).kls, model(data.X[:, :1], noise).kls
+    assert exact.shape == (2,)
+    assert sampled.shape == (2_000, 2)
+    error = sampled.std(0) / 2_000**0.5
+    assert (error > 0).all()
+    assert ((sampled.mean(0) - exact).abs() < 5 * error).all()
 
 
 def test_gains_over_the_preset_are_paired() -> None:
@@ -117,6 +133,30 @@ def test_gains_over_the_preset_are_paired() -> None:
         "| A′ upper triangular | 3.000, −1.000 (0.00, 0.00) |",
         "| the rate falls after nine tenths of the steps | 2.600, −1.750 (+0.60 ± 0.10, −0.25 ± 0.00) |",
     ]
+
+
+def test_only_splits_that_a_file_lacks_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(dataset: str, depth: int, splits: tuple[int, ...], steps: int, *_: object) -> dict[str, torch.Tensor]:
+        asked.append((dataset, depth, splits, steps))
+        return {"elbo": torch.tensor(splits) + 0.1}
+
+    monkeypatch.setattr(ablation, "run", run)
+    out = tmp_path / "rows.csv"
+    for dataset, depth, splits, steps in [
+        ("yacht", 2, (0, 1), 9),
+        ("yacht", 2, (0, 1), 9),
+        ("yacht", 2, (0, 1, 2), 9),
+        ("yacht", 5, (0,), 9),
+        ("yacht", 2, (0,), 8),
+    ]:
+        fill(out, "late", dataset, depth, splits, steps)
+    assert asked == [("yacht", 2, (0, 1), 9), ("yacht", 2, (2,), 9), ("yacht", 5, (0,), 9), ("yacht", 2, (0,), 8)]
+    rows = pd.read_csv(out)
+    assert list(rows.columns) == ["variant", "dataset", "depth", "steps", "split", "elbo"]
+    assert rows["split"].tolist() == [0, 1, 2, 0, 0]
+    assert rows["elbo"].tolist() == pytest.approx([0.1, 1.1, 2.1, 0.1, 0.1])
 
 
 def test_the_results_page_has_their_table() -> None:
