@@ -83,6 +83,8 @@ def test_figures_that_are_worse_are_marked_and_listed() -> None:
     assert missed.rows == [["yacht", "2", "A-GW", "ELBO", "1.97 ± 0.01", "2.07 ± 0.01", "−0.10 (−6.5) ↓"]]
     assert "Of 3 figures" in missed.caption
     assert "2 are within" in missed.caption
+    frame["log_likelihood"] -= 1
+    assert "1 is within" in missed_table(frame, ["yacht"]).caption
     assert missed_table(results(a_gw=[2.05, 2.07, 2.09]), ["yacht"]).rows == [["none", *[""] * 6]]
 
 
@@ -98,6 +100,7 @@ def test_differences_are_paired_over_splits() -> None:
     (row,) = table.rows
     assert row[table.header.index("A-GW − GW") :][:3] == ["0.20 ± 0.06", "+3.5", "0.05 ± 0.01"]
     assert row[table.header.index("GW − DGP") :][:3] == ["–", "–", "0.14 ± 0.03"]
+    assert difference_table(results(a_gw=[1.0]), ["yacht"]).rows == [["none", *[""] * 13]]
 
 
 @pytest.mark.parametrize(

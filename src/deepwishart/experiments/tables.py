@@ -142,11 +142,12 @@ def missed_table(
         for c in missed
     ]
     header = ["set", "depth", "method", "metric", "ours", "paper", "Δ (z)"]
+    reached = len(run) - len(missed)
     caption = (
-        f"Of {len(run)} figures of cells that were run, {len(run) - len(missed)} are within one standard error of the "
-        f"paper's or better; the others"
+        f"Of {len(run)} figures of cells that were run, {reached} {'is' if reached == 1 else 'are'} within one "
+        f"standard error of the paper's or better; the others"
     )
-    return TextTable(caption, header, rows or [["none", *[""] * (len(header) - 1)]])
+    return TextTable(caption, header, rows or _none(header))
 
 
 def paired_difference(results: pd.DataFrame, dataset: str, depth: int, pair: tuple[str, str]) -> Estimate | None:
@@ -175,7 +176,14 @@ def difference_table(
                 z = None if found is None else _ratio(found.mean, found.stderr)
                 row += [show_estimate(found), _show_z(z), _show_published_difference(dataset, depth, pair)]
             rows.append(row)
-    return TextTable("ELBO per datapoint, differences between methods paired over splits", header, rows)
+    return TextTable(
+        "ELBO per datapoint, differences between methods paired over splits", header, rows or _none(header)
+    )
+
+
+def _none(header: Sequence[str]) -> list[list[str]]:
+    """The rows of a table that has nothing to show, and says so."""
+    return [["none", *[""] * (len(header) - 1)]]
 
 
 def _show_published_difference(dataset: str, depth: int, pair: tuple[str, str]) -> str:
